@@ -1,0 +1,91 @@
+"""`attend`: attention with any encoding, on any backend, with explicit positions."""
+
+import math
+
+from .._shapes import Bool, Float, Int, Shaped, Tensor
+from ..encodings import Encoding
+from ..encodings.alibi import check_heads
+from ..errors import message, require
+from .reference import reference
+from .sdpa import sdpa
+from .sight import look
+
+BACKENDS = ("auto", "reference", "sdpa")
+
+
+def attend(
+    q: Float[Tensor, "batch heads q_len head_dim"],
+    k: Float[Tensor, "batch kv_heads k_len head_dim"],
+    v: Float[Tensor, "batch kv_heads k_len value_dim"],
+    encoding: Encoding | None = None,
+    *,
+    q_positions: Shaped[Tensor, "*#batch q_len"] | None = None,
+    k_positions: Shaped[Tensor, "*#batch k_len"] | None = None,
+    causal: bool = True,
+    mask: Bool[Tensor, "..."] | None = None,
+    documents: Shaped[Tensor, "*#batch k_len"] | None = None,
+    scale: float | None = None,
+    heads: Int[Tensor, "heads"] | None = None,
+    encoded: bool = False,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Float[Tensor, "batch heads q_len value_dim"] | tuple[Tensor, Tensor]:
+    """softmax(scale (encoded q) . (encoded k) + bias) v over the keys that each query may attend.
+
+    Args:
+        q: queries.
+        k, v: keys and values; kv_heads divides heads, and query head h reads kv head h // (heads / kv_heads).
+        encoding: turns q and k and biases the score; absolute encodings were added to the embedding before.
+        q_positions, k_positions: tokens, (length,) or (batch, length).  By default keys are 0 ... k_len - 1 and
+            queries the last q_len of them.
+        causal: a query attends keys at its own position and before.
+        mask: True = may attend, broadcastable to (batch, heads, q_len, k_len); combined with all other rules.
+        documents: ids of the keys' documents; queries are the last q_len tokens and see their own document only.
+        scale: of q . k, by default 1 / sqrt(head_dim).  The bias is added after it.
+        heads: global indices of the query heads at hand, where a shard holds some of them.
+        encoded: q and k went through `encoding.query` and `encoding.key` already.
+        return_lse: also return the natural logarithm of each softmax denominator, for merging partial results.
+        backend: "reference" is the specification, "sdpa" torch's fused attention, "auto" the fastest right one.
+
+    Returns:
+        The attended values in v's dtype; a query with nothing to attend gives exactly 0 (and -inf for its
+        logarithm).
+
+    >>> import torch, ropewalk as rw
+    >>> q = k = v = torch.ones(1, 8, 5, 16)
+    >>> rw.attend(q, k, v, rw.ALiBi(8)).shape
+    torch.Size([1, 8, 5, 16])
+    """
+    _check(q, k, v, backend)
+    sight = look(q, k, encoding, q_positions, k_positions, causal, mask, documents, heads)
+    if encoding is not None:
+        if heads is None:
+            check_heads(encoding, q.shape[1])
+        if not encoded:
+            q = encoding.query(q, encoding.at(sight.q_pos if sight.q_pos.shape[0] > 1 else sight.q_pos[0], q.dtype))
+            k = encoding.key(k, encoding.at(sight.k_pos if sight.k_pos.shape[0] > 1 else sight.k_pos[0], k.dtype))
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if backend == "reference":
+        out, lse = reference(q, k, v, sight, scale)
+    else:
+        out, lse = sdpa(q, k, v, sight, scale, return_lse)
+    if return_lse:
+        assert lse is not None
+        return out, lse
+    return out
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
+    require(backend in BACKENDS, "backend", "one of " + ", ".join(map(repr, BACKENDS)), repr(backend))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require(x.ndim == 4, name, "of shape (batch, heads, seq, head_dim)", tuple(x.shape))
+        if not x.is_floating_point():
+            raise TypeError(message(name, "a floating-point tensor", f"dtype {x.dtype}"))
+    if not q.dtype == k.dtype == v.dtype:
+        hint = "a cache keeps the dtype it was filled with"
+        raise TypeError(message("q, k and v", "of one dtype", f"{q.dtype}, {k.dtype}, {v.dtype}", hint))
+    require(q.shape[0] == k.shape[0], "k", f"of q's batch size ({q.shape[0]})", k.shape[0])
+    require(q.shape[-1] == k.shape[-1], "k", f"of q's head_dim ({q.shape[-1]})", k.shape[-1])
+    require(k.shape[:3] == v.shape[:3], "v", f"of k's shape {tuple(k.shape[:3])}", tuple(v.shape[:3]))
+    counts = f"{q.shape[1]} and {k.shape[1]}"
+    require(k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0, "q's heads", "a multiple of k's heads", counts)

@@ -1,0 +1,130 @@
+"""Multi-head self-attention with any encoding."""
+
+import torch
+from torch import nn
+
+from .. import positions as places
+from .._shapes import Bool, Float, Shaped, Tensor
+from ..encodings import Encoding, Placement
+from ..errors import message, require, require_count
+from .attend import attend
+from .cache import KVCache
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of one sequence, attended and projected back.
+
+    Args:
+        model_dim: channels of the embedding, a multiple of `num_heads`.
+        num_heads: query heads.
+        encoding: what tells tokens apart by place; shared between layers, since it holds no state of a call.
+        num_kv_heads: key and value heads, a divisor of `num_heads` (grouped-query attention).
+        causal: a token attends itself and what came before.
+
+    >>> import ropewalk as rw
+    >>> layer = Attention(64, 4, rw.Rotary(16))
+    >>> layer(torch.zeros(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        num_heads: int,
+        encoding: Encoding,
+        *,
+        num_kv_heads: int | None = None,
+        causal: bool = True,
+    ):
+        super().__init__()
+        require_count(model_dim, "model_dim")
+        require_count(num_heads, "num_heads")
+        num_kv_heads = require_count(num_heads if num_kv_heads is None else num_kv_heads, "num_kv_heads")
+        require(model_dim % num_heads == 0, "model_dim", f"a multiple of num_heads ({num_heads})", model_dim)
+        require(num_heads % num_kv_heads == 0, "num_kv_heads", f"a divisor of num_heads ({num_heads})", num_kv_heads)
+        if not isinstance(encoding, Encoding):
+            raise TypeError(message("encoding", "an Encoding", type(encoding).__name__, hint="rw.NoPE() for none"))
+        self.num_heads, self.num_kv_heads, self.causal = num_heads, num_kv_heads, causal
+        self.head_dim = model_dim // num_heads
+        self.encoding = encoding
+        self.q_proj = nn.Linear(model_dim, num_heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(model_dim, num_kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(model_dim, num_kv_heads * self.head_dim, bias=False)
+        self.out_proj = nn.Linear(num_heads * self.head_dim, model_dim, bias=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq model_dim"],
+        positions: Shaped[Tensor, "*#batch seq"] | None = None,
+        mask: Bool[Tensor, "..."] | None = None,
+        key_padding_mask: Shaped[Tensor, "batch k_len"] | None = None,
+        cache: KVCache | None = None,
+        *,
+        documents: Shaped[Tensor, "*#batch k_len"] | None = None,
+        at: Placement | None = None,
+    ) -> Float[Tensor, "batch seq model_dim"]:
+        """Self-attention of `x` over itself and what `cache` holds.
+
+        Args:
+            x: embeddings.
+            positions: tokens; by default they go on after the cache, and count real tokens only where a
+                `key_padding_mask` is given.
+            mask: True = may attend, broadcastable to (batch, heads, seq, k_len).
+            key_padding_mask: True = a real token, for all keys, the cache's included.
+            cache: extended by these tokens.
+            documents: ids of the keys' documents.
+            at: `encoding.at(positions)`, where a model made it once for all layers.
+        """
+        batch, seq_len = x.shape[:2]
+        past = len(cache) if cache is not None else 0
+        own = positions if positions is not None else default_positions(seq_len, cache, key_padding_mask, x.device)
+        at = self.encoding.at(own, x.dtype) if at is None else at
+        q = self.q_proj(x).view(batch, seq_len, self.num_heads, self.head_dim).transpose(1, 2)
+        k = self.k_proj(x).view(batch, seq_len, self.num_kv_heads, self.head_dim).transpose(1, 2)
+        v = self.v_proj(x).view(batch, seq_len, self.num_kv_heads, self.head_dim).transpose(1, 2)
+        q, k = self.encoding.query(q, at), self.encoding.key(k, at)
+        counted = positions is None and key_padding_mask is None
+        k_positions = own
+        if cache is not None:
+            k, v = cache.append(k, v, None if counted else own)
+            k_positions = cache.positions
+            counted = cache.counts_up
+        # Tokens that simply count up need no comparison of positions: attention knows a faster way.
+        out = attend(
+            q,
+            k,
+            v,
+            self.encoding,
+            q_positions=None if counted else own,
+            k_positions=None if counted else k_positions,
+            causal=self.causal,
+            mask=_with_padding(mask, key_padding_mask, past + seq_len),
+            documents=documents,
+            encoded=True,
+        )
+        assert isinstance(out, Tensor)
+        return self.out_proj(out.transpose(1, 2).reshape(batch, seq_len, -1))
+
+
+def default_positions(
+    seq_len: int, cache: KVCache | None, key_padding_mask: Tensor | None, device: torch.device
+) -> Tensor:
+    """Where new tokens stand: after the cache, counting real tokens only."""
+    past = len(cache) if cache is not None else 0
+    if key_padding_mask is not None:
+        _check_padding(key_padding_mask, past + seq_len)
+        return places.from_mask(key_padding_mask)[:, past:]
+    return torch.arange(seq_len, device=device) if cache is None else cache.next_positions(seq_len, device)
+
+
+def _check_padding(key_padding_mask: Tensor, k_len: int) -> None:
+    fits = key_padding_mask.ndim == 2 and key_padding_mask.shape[1] == k_len
+    require(fits, "key_padding_mask", f"of shape (batch, {k_len}), the cache included", tuple(key_padding_mask.shape))
+
+
+def _with_padding(mask: Tensor | None, key_padding_mask: Tensor | None, k_len: int) -> Tensor | None:
+    if key_padding_mask is None:
+        return mask
+    _check_padding(key_padding_mask, k_len)
+    real = places.packed_mask(key_padding_mask != 0)
+    return real if mask is None else mask & real

@@ -1,0 +1,150 @@
+"""Who sees whom, and with which bias: what every backend is told besides q, k and v."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .. import positions
+from .._shapes import Tensor
+from ..encodings import Encoding
+from ..encodings.base import table_dtype
+from ..errors import message, require
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Queries i and keys j of one call.
+
+    Positions and documents are (1 or batch, length).  `aligned` means that positions count up by one and that
+    the last query stands on the last key, so that distance = i - j + (k_len - q_len) for the indices themselves.
+    """
+
+    q_pos: Tensor
+    k_pos: Tensor
+    aligned: bool
+    causal: bool
+    mask: Tensor | None
+    q_documents: Tensor | None
+    k_documents: Tensor | None
+    heads: Tensor
+    encoding: Encoding | None
+
+    @property
+    def q_len(self) -> int:
+        return self.q_pos.shape[-1]
+
+    @property
+    def k_len(self) -> int:
+        return self.k_pos.shape[-1]
+
+    @property
+    def has_bias(self) -> bool:
+        return self.encoding is not None and self.encoding.has_bias
+
+    def allowed(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
+        """Which keys the queries `rows` may attend among `columns`: bool, broadcastable to (B, H, rows, columns).
+
+        None where nothing is forbidden.
+        """
+        parts = []
+        if self.causal:
+            parts.append(self.q_pos[:, None, rows, None] >= self.k_pos[:, None, None, columns])
+        if self.q_documents is not None and self.k_documents is not None:
+            parts.append(self.q_documents[:, None, rows, None] == self.k_documents[:, None, None, columns])
+        if self.mask is not None:
+            query_rows = rows if self.mask.shape[-2] > 1 else slice(None)
+            key_columns = columns if self.mask.shape[-1] > 1 else slice(None)
+            parts.append(self.mask[..., query_rows, key_columns])
+        if not parts:
+            return None
+        both = parts[0]
+        for part in parts[1:]:
+            both = both & part
+        return both
+
+    def bias(self, dtype: torch.dtype, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
+        """The encoding's bias, broadcastable to (B, H, rows, columns), float64 for float64 data, else float32."""
+        if self.encoding is None or not self.encoding.has_bias:
+            return None
+        q_pos, k_pos = self.q_pos[:, None, rows, None], self.k_pos[:, None, None, columns]
+        if dtype == torch.float64:
+            q_pos, k_pos = q_pos.to(dtype), k_pos.to(dtype)
+        return self.encoding.bias(self.heads[:, None, None], q_pos, k_pos)
+
+    def bias_by_distance(self, dtype: torch.dtype) -> Tensor:
+        """The bias at distances 1 - q_len ... k_len - 1 of an aligned sight: (heads, q_len + k_len - 1).
+
+        Entry q_row + (k_len - 1 - k_row) belongs to query row q_row and key row k_row.  Causality is in it.
+        """
+        distance = torch.arange(1 - self.q_len, self.k_len, device=self.heads.device)
+        counted = distance.to(dtype) if dtype == torch.float64 else distance
+        assert self.encoding is not None
+        bias = self.encoding.bias(self.heads[:, None], counted, torch.zeros_like(counted))
+        assert bias is not None
+        return torch.where(distance >= 0, bias, -torch.inf) if self.causal else bias
+
+
+def look(
+    q: Tensor,
+    k: Tensor,
+    encoding: Encoding | None,
+    q_positions: Tensor | None,
+    k_positions: Tensor | None,
+    causal: bool,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    heads: Tensor | None,
+) -> Sight:
+    """A checked `Sight` from what a caller gave to `attend`."""
+    batch, num_heads, q_len = q.shape[:3]
+    k_len = k.shape[2]
+    aligned = q_positions is None and k_positions is None
+    if k_positions is None:
+        k_positions = torch.arange(k_len, device=q.device)
+    if q_positions is None:
+        fits = aligned or q_len <= k_positions.shape[-1]
+        require(fits, "q_positions", "given where queries outnumber positioned keys", "None")
+        own = positions.last(q_len, k_len, q.device)
+        q_positions = own if aligned else k_positions[..., k_len - q_len :]
+    q_pos = _rows("q_positions", q_positions, batch, q_len)
+    k_pos = _rows("k_positions", k_positions, batch, k_len)
+    if mask is not None:
+        _check_mask(mask, (batch, num_heads, q_len, k_len))
+    q_documents = k_documents = None
+    if documents is not None:
+        k_documents = _rows("documents", documents, batch, k_len)
+        require(q_len <= k_len, "documents", "used with at most as many queries as keys", f"{q_len} queries")
+        q_documents = k_documents[:, k_len - q_len :]
+    return Sight(
+        q_pos, k_pos, aligned, causal, mask, q_documents, k_documents, _heads(heads, num_heads, q.device), encoding
+    )
+
+
+def _heads(heads: Tensor | None, num_heads: int, device: torch.device) -> Tensor:
+    if heads is None:
+        return torch.arange(num_heads, device=device)
+    shape = tuple(heads.shape) if isinstance(heads, Tensor) else type(heads).__name__
+    require(shape == (num_heads,), "heads", f"a tensor of {num_heads} global head indices, one per query head", shape)
+    return heads
+
+
+def _rows(name: str, values: Tensor, batch: int, length: int) -> Tensor:
+    """(1 or batch, length) from (length,) or (batch, length)."""
+    positions.check_positions(values, name)
+    rows = values if values.ndim == 2 else values[None]
+    fits = rows.shape[-1] == length and rows.shape[0] in (1, batch)
+    require(fits, name, f"of shape ({length},) or ({batch}, {length})", tuple(values.shape))
+    return rows
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool:
+        hint = "mask >= 0 turns an additive mask into a boolean one; a bias belongs into an encoding"
+        raise TypeError(message("mask", "bool (True = may attend)", f"dtype {mask.dtype}", hint))
+    fits = mask.ndim <= 4 and all(m in (1, s) for m, s in zip(reversed(mask.shape), reversed(shape), strict=False))
+    require(fits and mask.ndim >= 2, "mask", f"broadcastable to {shape}", tuple(mask.shape))
+
+
+def score_dtype(x: Tensor) -> torch.dtype:
+    """The precision of scores, biases and softmax for data like `x`."""
+    return table_dtype(x.dtype)

@@ -1,0 +1,104 @@
+"""ALiBi: attention with linear biases (Press et al. 2022, arXiv:2108.12409v2)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from .._shapes import Float, Int, Shaped, Tensor
+from ..errors import message, require, require_count
+from .base import Encoding
+
+
+def alibi_slope(head: Int[Tensor, "*#s"], num_heads: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*#s"]:
+    """The slope m of each head: 2^(-8/n), 2^(-16/n), ..., 2^(-8) for a power of two n (Sec. 3).
+
+    Args:
+        head: head indices in [0, n), any shape.
+        num_heads: n, at least 1.
+
+    Returns:
+        Slopes in score units per token, all positive, shaped like `head`.
+
+    Differs from the paper:
+        For other n the paper is silent.  As in the authors' code: the slopes of the next lower power of two,
+        then every second slope of the next higher one.  The order is that of published checkpoints.
+
+    >>> alibi_slope(torch.arange(3), 8).tolist()
+    [0.5, 0.25, 0.125]
+    """
+    lower = 1 << (num_heads.bit_length() - 1)
+    exponent = torch.where(head < lower, 8 * (head + 1), 8 * (head - lower) + 4)
+    return torch.exp2(-exponent.to(dtype) / lower)
+
+
+class ALiBi(Encoding):
+    """score(h, i, j) += -m_h |i - j|   (Sec. 3; the |.| extends it to attention that sees the future).
+
+    Args:
+        num_heads: n, heads of the whole model, however few of them a shard holds.
+        slopes: n numbers instead of the published rule, score units per token, at least 0.
+        learned: train the slopes, starting from the rule or from `slopes`; they stay positive.
+
+    >>> bias = ALiBi(8).bias(torch.tensor(0), torch.tensor(3), torch.arange(4))
+    >>> bias.tolist()
+    [-1.5, -1.0, -0.5, -0.0]
+    """
+
+    distance_only = True
+    relative = True
+
+    def __init__(self, num_heads: int, *, slopes: Sequence[float] | None = None, learned: bool = False):
+        super().__init__()
+        self.num_heads = require_count(num_heads, "num_heads")
+        self.given = None if slopes is None else tuple(float(m) for m in slopes)
+        if self.given is not None:
+            require(len(self.given) == num_heads, "slopes", f"one number per head ({num_heads})", len(self.given))
+            for m in self.given:
+                require(math.isfinite(m) and m >= 0, "slopes", "finite and at least 0 throughout", m)
+            require(not learned or min(self.given) > 0, "slopes", "positive where they are learned", self.given)
+        self.log_slopes = nn.Parameter(torch.empty(num_heads)) if learned else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Learned slopes back to where they start."""
+        if self.log_slopes is not None:
+            head = torch.arange(self.num_heads, device=self.log_slopes.device)
+            with torch.no_grad():
+                self.log_slopes.copy_(self._fixed(head, torch.float32).log())
+
+    def _fixed(self, head: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.given is None:
+            return alibi_slope(head, self.num_heads, dtype)
+        return torch.tensor(self.given, dtype=dtype, device=head.device)[head]
+
+    def slope(self, head: Int[Tensor, "*#s"], dtype: torch.dtype = torch.float32) -> Float[Tensor, "*#s"]:
+        """The slope of each head index, score units per token, positive."""
+        if self.log_slopes is not None:
+            return self.log_slopes.to(dtype).exp()[head]
+        return self._fixed(head, dtype)
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """All slopes as numbers, head 0 first."""
+        device = self.log_slopes.device if self.log_slopes is not None else None
+        return tuple(self.slope(torch.arange(self.num_heads, device=device), torch.float64).tolist())
+
+    def bias(
+        self, head: Int[Tensor, "*#s"], q_pos: Shaped[Tensor, "*#s"], k_pos: Shaped[Tensor, "*#s"]
+    ) -> Float[Tensor, "*#s"]:
+        distance = (q_pos - k_pos).abs()
+        dtype = distance.dtype if distance.is_floating_point() else torch.float32
+        return -self.slope(head, dtype) * distance.to(dtype)
+
+    def extra_repr(self) -> str:
+        given = "" if self.given is None else f", slopes={list(self.given)}"
+        return f"{self.num_heads}{given}" + (", learned=True" if self.log_slopes is not None else "")
+
+
+def check_heads(encoding: Encoding, num_heads: int) -> None:
+    """ValueError if an ALiBi inside `encoding` was made for fewer heads than `num_heads`."""
+    for part in encoding.modules():
+        if isinstance(part, ALiBi) and part.num_heads < num_heads:
+            raise ValueError(message("heads", f"in [0, {part.num_heads}) for {part}", f"up to {num_heads - 1}"))

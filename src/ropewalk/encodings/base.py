@@ -1,0 +1,86 @@
+"""What an encoding is: five hooks, each neutral by default."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .._shapes import Float, Int, Shaped, Tensor
+from ..positions import check_positions
+
+
+class Placement(NamedTuple):
+    """All that depends on positions alone, made once per forward pass and shared by all layers.
+
+    A named tuple of tensors, so it crosses compile, export and checkpoint boundaries.
+    """
+
+    positions: Tensor
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    parts: tuple["Placement", ...] = ()
+
+
+class Encoding(nn.Module):
+    """Base of every encoding: override the hooks that it needs, leave the others neutral.
+
+    Encodings hold numbers, not tables: there is no buffer that a cast, a meta device or an earlier call could
+    spoil, and `state_dict` holds learned tensors only.
+    """
+
+    distance_only = False
+    """The bias depends on the head and on q_pos - k_pos alone."""
+    relative = False
+    """A common shift of all positions changes no attention score."""
+    max_positions: int | None = None
+    """Positions must lie below it (learned tables); None: any position."""
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether `bias` adds anything."""
+        return type(self).bias is not Encoding.bias
+
+    def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
+        """What the other hooks need to know about `positions`.
+
+        Args:
+            positions: token indices, (seq,) for all rows or (batch, seq).
+            dtype: precision of the tables: float64 for float64 models, float32 for every other.
+        """
+        check_positions(positions)
+        return Placement(positions)
+
+    def embed(self, x: Float[Tensor, "batch seq model_dim"], at: Placement) -> Float[Tensor, "batch seq model_dim"]:
+        """Token embeddings with their positions (absolute encodings)."""
+        return x
+
+    def query(
+        self, q: Float[Tensor, "batch heads seq head_dim"], at: Placement
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        """Encoded queries."""
+        return q
+
+    def key(
+        self, k: Float[Tensor, "batch heads seq head_dim"], at: Placement
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        """Encoded keys; a cache holds them in this form."""
+        return k
+
+    def bias(
+        self, head: Int[Tensor, "*#s"], q_pos: Shaped[Tensor, "*#s"], k_pos: Shaped[Tensor, "*#s"]
+    ) -> Float[Tensor, "*#s"] | None:
+        """Elementwise bias of head `head` between a query and a key, score units, added after scaling.
+
+        Computed in float32 for integer positions, in the positions' own precision if they are floats.
+        """
+        return None
+
+    def __add__(self, other: "Encoding") -> "Encoding":
+        from .compose import Compose
+
+        return Compose(self, other)
+
+
+def table_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which positions are worked with for data of `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

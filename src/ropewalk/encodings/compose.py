@@ -1,0 +1,67 @@
+"""Several encodings at once: the vector hooks are chained, the biases added."""
+
+import torch
+from torch import nn
+
+from .._shapes import Float, Int, Shaped, Tensor
+from ..errors import message, require
+from ..positions import check_positions
+from .base import Encoding, Placement
+
+
+class Compose(Encoding):
+    """`Compose(a, b)`, also written `a + b`: x passes through a, then b; the score gains both biases."""
+
+    def __init__(self, *encodings: Encoding):
+        super().__init__()
+        require(len(encodings) > 0, "encodings", "at least one encoding", "none")
+        for encoding in encodings:
+            if not isinstance(encoding, Encoding):
+                raise TypeError(message("encodings", "encodings throughout", type(encoding).__name__))
+        flat = (e.encodings if isinstance(e, Compose) else [e] for e in encodings)
+        self.encodings = nn.ModuleList(e for part in flat for e in part)
+        self.relative = all(e.relative for e in self.parts)
+        self.distance_only = all(e.distance_only for e in self.parts if e.has_bias)
+        self.max_positions = min((e.max_positions for e in self.parts if e.max_positions), default=None)
+
+    @property
+    def parts(self) -> tuple[Encoding, ...]:
+        """The encodings in their order."""
+        return tuple(self.encodings)  # pyright: ignore[reportReturnType]
+
+    @property
+    def has_bias(self) -> bool:
+        return any(e.has_bias for e in self.parts)
+
+    def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
+        check_positions(positions)
+        return Placement(positions, parts=tuple(e.at(positions, dtype) for e in self.parts))
+
+    def embed(self, x: Float[Tensor, "batch seq model_dim"], at: Placement) -> Float[Tensor, "batch seq model_dim"]:
+        for encoding, part in zip(self.parts, at.parts, strict=True):
+            x = encoding.embed(x, part)
+        return x
+
+    def query(
+        self, q: Float[Tensor, "batch heads seq head_dim"], at: Placement
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        for encoding, part in zip(self.parts, at.parts, strict=True):
+            q = encoding.query(q, part)
+        return q
+
+    def key(
+        self, k: Float[Tensor, "batch heads seq head_dim"], at: Placement
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        for encoding, part in zip(self.parts, at.parts, strict=True):
+            k = encoding.key(k, part)
+        return k
+
+    def bias(
+        self, head: Int[Tensor, "*#s"], q_pos: Shaped[Tensor, "*#s"], k_pos: Shaped[Tensor, "*#s"]
+    ) -> Float[Tensor, "*#s"] | None:
+        total = None
+        for encoding in self.parts:
+            bias = encoding.bias(head, q_pos, k_pos)
+            if bias is not None:
+                total = bias if total is None else total + bias
+        return total

@@ -1,0 +1,164 @@
+"""RoPE: rotary position embedding (Su et al. 2021, arXiv:2104.09864v5)."""
+
+import torch
+
+from .. import kernels, phases, spectra
+from .._shapes import Float, Shaped, Tensor
+from ..errors import message, require, require_count
+from ..positions import check_positions
+from ..spectra import Spectrum
+from .base import Encoding, Placement, table_dtype
+
+LAYOUTS = ("half", "interleaved")
+
+
+class Rotary(Encoding):
+    """score(i, j) = (R_i q) . (R_j k) = q . R_(j-i) k: each pair of channels turns by position * inv_freq (Eq. 16).
+
+    Args:
+        head_dim: channels of a head.
+        base: dimensionless; inv_freq[i] = base^(-2i / rotary_dim).
+        rotary_dim: the first channels of a head that turn, even; all of them by default.
+        layout: "half" pairs channel i with i + rotary_dim / 2 (Hugging Face), "interleaved" pairs 2i with
+            2i + 1 (the paper).  Equal up to a permutation of channels.
+        spectrum: frequencies of another kind, from `ropewalk.spectra`; replaces `base`.
+
+    >>> rope = Rotary(4, layout="interleaved")
+    >>> x = torch.tensor([0.2, 0.1, -0.3, 0.7]).view(1, 1, 1, 4)
+    >>> [round(v, 4) for v in rope.query(x, rope.at(torch.tensor([1]))).flatten().tolist()]
+    [0.0239, 0.2223, -0.307, 0.697]
+    """
+
+    relative = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        base: float = 10_000.0,
+        rotary_dim: int | None = None,
+        layout: str = "half",
+        spectrum: Spectrum | None = None,
+    ):
+        super().__init__()
+        self.head_dim = require_count(head_dim, "head_dim", at_least=2)
+        if rotary_dim is None:
+            rotary_dim = 2 * len(spectrum.exact) if spectrum else head_dim
+        self.rotary_dim = require_count(rotary_dim, "rotary_dim", at_least=2)
+        hint = "rotary_dim=head_dim - 1 leaves the last channel as it is" if rotary_dim == head_dim else ""
+        require(rotary_dim % 2 == 0, "rotary_dim", "even", rotary_dim, hint)
+        require(rotary_dim <= head_dim, "rotary_dim", f"at most head_dim ({head_dim})", rotary_dim)
+        require(layout in LAYOUTS, "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
+        self.layout = layout
+        self.spectrum = spectra.plain(rotary_dim, base) if spectrum is None else spectrum
+        pairs = len(self.spectrum.exact)
+        require(
+            2 * pairs == rotary_dim, "spectrum", f"of {rotary_dim // 2} pairs, half of rotary_dim", f"{pairs} pairs"
+        )
+        self.base = base if spectrum is None else None
+        self._steps = self.spectrum.steps
+
+    def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
+        """Cosines and sines of the angles, times the spectrum's magnitude."""
+        check_positions(positions)
+        angles = phases.angles(positions, self._steps, table_dtype(dtype))
+        cos, sin = angles.cos(), angles.sin()
+        if self.spectrum.magnitude != 1.0:
+            cos, sin = cos * self.spectrum.magnitude, sin * self.spectrum.magnitude
+        return Placement(positions, cos, sin)
+
+    def query(
+        self, q: Float[Tensor, "batch heads seq head_dim"], at: Placement
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        require(q.shape[-1] == self.head_dim, "the last axis", f"head_dim ({self.head_dim})", q.shape[-1])
+        if q.dtype == torch.float64 and at.cos is not None and at.cos.dtype != torch.float64:
+            at = self.at(at.positions, torch.float64)
+        return rotate(q, at, self.layout)
+
+    def key(
+        self, k: Float[Tensor, "batch heads seq head_dim"], at: Placement
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        return self.query(k, at)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        """Accepts the tables that older checkpoints carry, if they hold these frequencies."""
+        for name in ("inv_freq", "rope.freqs", "freqs"):
+            old = state_dict.pop(prefix + name, None)
+            if old is not None:
+                new = torch.tensor(self.spectrum.inv_freq)
+                same = old.shape == new.shape and torch.allclose(old.float().cpu(), new, rtol=1e-2)
+                require(
+                    same, prefix + name, "the frequencies of this encoding", old, hint="build it with that spectrum"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        width = "" if self.rotary_dim == self.head_dim else f", rotary_dim={self.rotary_dim}"
+        source = f"base={self.base:g}" if self.base is not None else repr(self.spectrum)
+        return f"{self.head_dim}{width}, {source}, layout={self.layout!r}"
+
+
+def _tables(x: Tensor, at: Placement, layout: str) -> tuple[Tensor, Tensor]:
+    require(layout in LAYOUTS, "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
+    if at.cos is None or at.sin is None:
+        raise TypeError(message("at", "a rotary placement", "one without tables", hint="Rotary(...).at(positions)"))
+    cos, sin = at.cos, at.sin
+    if x.dtype == torch.float64 and cos.dtype != torch.float64:
+        hint = "encoding.at(positions, dtype=torch.float64)"
+        raise TypeError(message("at", "of float64 for float64 input", str(cos.dtype), hint))
+    if not x.is_floating_point():
+        raise TypeError(message("x", "a floating-point tensor", f"dtype {x.dtype}"))
+    seq_len, width = cos.shape[-2], 2 * cos.shape[-1]
+    require(x.shape[-2] == seq_len, "x", f"as long as its positions ({seq_len})", f"{x.shape[-2]} tokens")
+    require(width <= x.shape[-1], "x", f"at least {width} channels wide", x.shape[-1])
+    if cos.ndim == 3:  # (batch, seq, pairs): one table per row, shared by its heads
+        rows = cos.shape[0]
+        require(rows in (1, x.shape[0]), "positions", f"of {x.shape[0]} rows, or one for all", f"{rows} rows")
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return cos, sin
+
+
+def rotate(
+    x: Float[Tensor, "*batch seq head_dim"], at: Placement, layout: str = "half"
+) -> Float[Tensor, "*batch seq head_dim"]:
+    """`x` turned to its positions, in a new tensor of x's dtype; half precision is turned in float32.
+
+    Args:
+        at: from `Rotary.at`, of float64 if x is.
+        layout: which channels form a pair, "half" or "interleaved".
+    """
+    return kernels.turn(x, *_tables(x, at, layout), layout)
+
+
+def rotate_(
+    x: Float[Tensor, "*batch seq head_dim"], at: Placement, layout: str = "half"
+) -> Float[Tensor, "*batch seq head_dim"]:
+    """`rotate`, written into `x` itself, with a gradient: for queries and keys fresh out of a projection."""
+    return kernels.turn_(x, *_tables(x, at, layout), layout)
+
+
+def reposition(
+    k: Float[Tensor, "batch heads seq head_dim"],
+    encoding: Encoding,
+    old_positions: Shaped[Tensor, "*batch seq"],
+    new_positions: Shaped[Tensor, "*batch seq"],
+) -> Float[Tensor, "batch heads seq head_dim"]:
+    """Encoded keys moved to other positions: one turn by new - old, so a table's magnitude is not applied twice.
+
+    Args:
+        k: keys as `encoding.key` gave them at `old_positions`.
+        encoding: any composition of encodings; those that leave keys alone need no move.
+
+    >>> rope = Rotary(8)
+    >>> k = torch.ones(1, 1, 1, 8)
+    >>> moved = reposition(rope.key(k, rope.at(torch.tensor([3]))), rope, torch.tensor([3]), torch.tensor([9]))
+    >>> torch.allclose(moved, rope.key(k, rope.at(torch.tensor([9]))), atol=1e-6)
+    True
+    """
+    check_positions(old_positions, "old_positions")
+    check_positions(new_positions, "new_positions")
+    for part in reversed(tuple(encoding.modules())):
+        if isinstance(part, Rotary):
+            angles = phases.angles(new_positions - old_positions, part._steps, table_dtype(k.dtype))
+            k = rotate(k, Placement(new_positions, angles.cos(), angles.sin()), part.layout)
+    return k

@@ -1,0 +1,44 @@
+"""Sinusoidal absolute encoding (Vaswani et al. 2017, arXiv:1706.03762v7)."""
+
+import torch
+
+from .. import phases, spectra
+from .._shapes import Float, Shaped, Tensor
+from ..errors import require_count
+from ..positions import check_positions
+from .base import Encoding, Placement, table_dtype
+
+
+class Sinusoidal(Encoding):
+    """x[p, 2i] += sin(p base^(-2i/d)),   x[p, 2i+1] += cos(p base^(-2i/d))   (Sec. 3.5).
+
+    Args:
+        model_dim: d, channels of the embedding, at least 1.
+        base: dimensionless.
+
+    Differs from the paper:
+        An odd d has one sine more than cosines; the paper's d is even.
+
+    >>> x = Sinusoidal(4).embed(torch.zeros(1, 2, 4), Sinusoidal(4).at(torch.arange(2)))
+    >>> [round(v, 4) for v in x[0, 1].tolist()]
+    [0.8415, 0.5403, 0.01, 0.9999]
+    """
+
+    def __init__(self, model_dim: int, base: float = 10_000.0):
+        super().__init__()
+        self.model_dim = require_count(model_dim, "model_dim")
+        self.base = base
+        self._steps = phases.steps(spectra.powers((model_dim + 1) // 2, model_dim, spectra.check_base(base)))
+
+    def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
+        check_positions(positions)
+        angles = phases.angles(positions, self._steps, table_dtype(dtype))
+        return Placement(positions, angles.cos(), angles.sin())
+
+    def embed(self, x: Float[Tensor, "batch seq model_dim"], at: Placement) -> Float[Tensor, "batch seq model_dim"]:
+        assert at.cos is not None and at.sin is not None  # made by this class's own `at`
+        table = torch.stack((at.sin, at.cos), dim=-1).flatten(-2)[..., : self.model_dim]
+        return (x + table).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"model_dim={self.model_dim}, base={self.base:g}"
