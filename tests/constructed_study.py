@@ -1,5 +1,6 @@
 """A study's folder made from chosen numbers: what the tests of findings and report read instead of training."""
 
+import itertools
 import json
 import math
 import random
@@ -64,7 +65,7 @@ def by_position(encoding, perplexity):
     """Losses that leave the common course where the training length ends, for encodings that grow."""
     start, end = HEADLINE.get(encoding, (perplexity, perplexity))[0], perplexity
     nats, tokens = [], []
-    for low, high in zip(EDGES[:-1], EDGES[1:], strict=True):
+    for low, high in itertools.pairwise(EDGES):
         past = max(0.0, math.log2((low + high) / 2 / TRAIN_LEN)) / math.log2(14)
         loss = math.log(start) + past * (math.log(end) - math.log(start)) + 0.5 * 2 ** (-low / 24)
         nats.append(loss * (high - low) * 12)

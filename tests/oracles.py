@@ -1,5 +1,6 @@
 """Slow, plain oracles: python loops, `math` and 50-digit mpmath. Nothing in this file touches ropewalk."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -8,11 +9,13 @@ import mpmath
 mpmath.mp.dps = 50
 
 
+@functools.cache
 def exact_angle(position: int, pair: int, rotary_dim: int, base: float) -> mpmath.mpf:
     """Radians by which `pair` is turned at `position`: position * base^(-2 pair / rotary_dim)."""
     return mpmath.mpf(position) * mpmath.mpf(base) ** (mpmath.mpf(-2 * pair) / rotary_dim)
 
 
+@functools.cache
 def exact_cos_sin(position: int, pair: int, rotary_dim: int, base: float = 10_000.0) -> tuple[float, float]:
     angle = exact_angle(position, pair, rotary_dim, base)
     return float(mpmath.cos(angle)), float(mpmath.sin(angle))

@@ -22,6 +22,21 @@ def leaves(placement):
     return [leaf for leaf in torch.utils._pytree.tree_leaves(placement) if leaf is not None]
 
 
+def peak_extra_bytes(action):
+    """The most bytes that were held at once during `action`, beyond what was there before, from the profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        kept = action()
+    held = peak = 0
+    events = (event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]")
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    assert kept is not None
+    return peak
+
+
 def encoding(name, num_positions=64):
     torch.manual_seed(5)
     return rw.build(

@@ -11,6 +11,11 @@ from samples import attention, encoding, model, normal, tokens
 
 FLOATS = torch.tensor([0.0, 1.0, 2.0])
 
+
+def names(rows):
+    return [row[0] for row in rows]
+
+
 CONSTRUCTION = [
     ("odd rotary width", lambda: rw.Rotary(33), ValueError, r"rotary_dim must be even, got 33\nhint: "),
     ("odd partial width", lambda: rw.Rotary(64, rotary_dim=31), ValueError, r"rotary_dim must be even, got 31"),
@@ -74,7 +79,7 @@ CONSTRUCTION = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "text"), [row[1:] for row in CONSTRUCTION], ids=[row[0] for row in CONSTRUCTION])
+@pytest.mark.parametrize(("call", "error", "text"), [row[1:] for row in CONSTRUCTION], ids=names(CONSTRUCTION))
 def test_a_construction_that_cannot_be_right_is_refused(call, error, text):
     with pytest.raises(error, match=text):
         call()
@@ -127,7 +132,7 @@ CALLS = [
         TypeError,
         r"at must be of float64 for float64 input, got torch.float32\nhint: .*float64",
     ),
-    ("beyond the table", lambda: rw.Learned(3, 8).at(torch.arange(4)), ValueError, r"must be in \[0, 3\), got 0 to 3\n"),
+    ("beyond the table", lambda: rw.Learned(3, 8).at(torch.arange(4)), ValueError, r"must be in \[0, 3\), got 0 to 3"),
     ("before it", lambda: rw.Learned(3, 8).at(torch.tensor([-1])), ValueError, r"must be in \[0, 3\), got -1 to"),
     (
         "alibi for fewer heads",
@@ -177,7 +182,7 @@ CALLS = [
         ValueError,
         r"key_padding_mask must be of shape \(batch, 3\), the cache included, got \(1, 2\)",
     ),
-    ("negative temperature", lambda: model("nope").generate(tokens(1, 3), 1, temperature=-1), ValueError, r"temperature"),
+    ("too cold", lambda: model("nope").generate(tokens(1, 3), 1, temperature=-1.0), ValueError, r"temperature must be"),
     ("no prompt", lambda: model("nope").generate(tokens(1, 0), 1), ValueError, r"tokens must be at least one"),
     ("negative count", lambda: model("nope").generate(tokens(1, 3), -1), ValueError, r"max_new_tokens must be at"),
     ("text beyond the table", lambda: model("learned")(tokens(1, 65)), ValueError, r"must be in \[0, 64\), got"),
@@ -194,7 +199,7 @@ def tables(seq_len):
     return compat.LlamaRotaryEmbedding(8)(Q, seq_len=seq_len)
 
 
-@pytest.mark.parametrize(("call", "error", "text"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS])
+@pytest.mark.parametrize(("call", "error", "text"), [row[1:] for row in CALLS], ids=names(CALLS))
 def test_a_call_that_cannot_be_right_is_refused(call, error, text):
     with pytest.raises(error, match=text):
         call()
@@ -257,7 +262,7 @@ WRONG_TYPES = [
 
 
 @pytest.mark.errors
-@pytest.mark.parametrize(("call", "text"), [row[1:] for row in WRONG_TYPES], ids=[row[0] for row in WRONG_TYPES])
+@pytest.mark.parametrize(("call", "text"), [row[1:] for row in WRONG_TYPES], ids=names(WRONG_TYPES))
 def test_a_value_of_the_wrong_type_is_refused(call, text):
     with pytest.raises(TypeError, match=text):
         call()
@@ -271,7 +276,7 @@ WRONG_SHAPES = [
     ("values too short", lambda: rw.attend(Q, Q, heads(seq_len=2)), r"v must be of k's shape .*, got \(1, 4, 2\)"),
     ("no batch axis", lambda: rw.attend(Q[0], Q[0], Q[0]), r"q must be of shape \(batch, heads, seq, head_dim\), got"),
     ("heads too few", lambda: rw.attend(Q, Q, Q, heads=torch.arange(2)), r"heads must be a tensor of 4 .*, got \(2,\)"),
-    ("few k_positions", lambda: rw.attend(Q, Q, Q, k_positions=torch.arange(2)), r"k_positions must be of shape \(3,\)"),
+    ("few k_positions", lambda: rw.attend(Q, Q, Q, k_positions=torch.arange(2)), r"k_positions must be of shape"),
     ("q_positions too long", lambda: rw.attend(Q, Q, Q, q_positions=torch.arange(4)), r"q_positions must be of shape"),
     ("documents too short", lambda: rw.attend(Q, Q, Q, documents=torch.arange(2)), r"documents must be of shape"),
     ("cache rows", lambda: rw.KVCache().append(Q, heads(seq_len=2), THREE), r"v must be of k's shape \(1, 4, 3\), got"),
@@ -286,7 +291,7 @@ def tutorial(rows):
 
 
 @pytest.mark.errors
-@pytest.mark.parametrize(("call", "text"), [row[1:] for row in WRONG_SHAPES], ids=[row[0] for row in WRONG_SHAPES])
+@pytest.mark.parametrize(("call", "text"), [row[1:] for row in WRONG_SHAPES], ids=names(WRONG_SHAPES))
 def test_mismatched_shapes_are_refused(call, text):
     with pytest.raises(ValueError, match=text):
         call()

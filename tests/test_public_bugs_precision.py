@@ -7,7 +7,7 @@ import torch
 
 import oracles
 import ropewalk as rw
-from samples import NAMES, encoding, leaves, normal
+from samples import NAMES, encoding, leaves, normal, peak_extra_bytes
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -150,6 +150,19 @@ def test_dtype_of_a_second_instance_is_its_own(name, order):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_way_through_attention_returns_one_dtype_under_autocast(name):
+    """B04, B12: which backend runs, or whether the logarithm is asked for, does not decide the dtype."""
+    q, k, v = (normal(1, 4, 6, 8, seed=seed) for seed in range(3))
+    made = encoding(name)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = [rw.attend(q, k, v, made, backend=backend) for backend in ("reference", "sdpa", "auto")]
+        outputs.append(rw.attend(q, k, v, made, return_lse=True)[0])
+    assert len({out.dtype for out in outputs}) == 1
+    for out in outputs:
+        torch.testing.assert_close(out.float(), rw.attend(q, k, v, made), atol=0.03, rtol=0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_float64_in_gives_float64_accuracy(name):
     """B12: a float64 run differs from loops in Python's own floats by rounding only."""
     made = encoding(name).double()
@@ -173,27 +186,16 @@ def test_float64_in_gives_float64_accuracy(name):
             assert expected[row] == pytest.approx(got[0, head, row].tolist(), abs=1e-12)
 
 
-def peak_extra_bytes(action):
-    """The most bytes that were held at once during `action`, beyond what was there before, from the profiler."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        kept = action()
-    held = peak = 0
-    events = (event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]")
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    assert kept is not None
-    return peak
+WHOLE = pytest.mark.xfail(strict=True, reason="half precision is turned in one float32 piece: 3.5 times the input")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, pytest.param(torch.bfloat16, marks=WHOLE)])
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_turning_needs_little_memory_beside_its_result(layout):
+def test_turning_needs_little_memory_beside_its_result(layout, dtype):
     """B14: peak extra memory of the rotation is at most twice the input, the result included."""
-    x = normal(1, 16, 1024, 64)
+    x = normal(1, 16, 1024, 64).to(dtype)
     made = rw.Rotary(64, layout=layout)
-    at = made.at(torch.arange(1024))
+    at = made.at(torch.arange(1024), dtype=dtype)
     made.query(x, at)
     size = x.numel() * x.element_size()
     peak = peak_extra_bytes(lambda: made.query(x, at))

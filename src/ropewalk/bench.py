@@ -39,7 +39,8 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 CHECKED = (48, 640)
 SAMPLE_SECONDS = 0.002
-ROUNDS = (5, 31)
+WARM_SECONDS = 0.1
+ROUNDS = (3, 31)
 MODES = ("forward", "training")
 TUTORIAL = (
     "The tutorial's own comparison: building ALiBi's n x n bias against rotating q and k, neither of which attends."
@@ -109,6 +110,7 @@ def encoded(plan: Plan, encoding: Encoding | None, backend: str = "auto") -> Ste
 
     def step(inputs: Inputs) -> tuple[Tensor, ...]:
         out = attend(inputs.q, inputs.k, inputs.v, encoding, backend=backend)
+        assert isinstance(out, Tensor)
         if encoding is None or not adds:
             return (out,)
         return out, encoding.embed(inputs.x, encoding.at(inputs.positions, inputs.x.dtype))
@@ -205,7 +207,8 @@ def peak_bytes(plan: Plan, call: Callable[[], Any]) -> int:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
         call()
-    events = profiler.profiler.kineto_results.events()
+    recorded: Any = profiler.profiler
+    events = recorded.kineto_results.events()
     steps = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     return max(itertools.accumulate((size for _, size in steps), initial=0))
 
@@ -247,10 +250,11 @@ class Length:
         self.repeats = dict.fromkeys(self.calls, 1)
 
     def warm_up(self) -> None:
-        """Run everything once unmeasured, and choose how often a short call repeats."""
+        """Run everything unmeasured, twice if it is short, and choose how often a short call repeats."""
         for key, call in self.calls.items():
-            call()
             once = seconds(self.plan, call)
+            if once < WARM_SECONDS:
+                once = seconds(self.plan, call)
             self.repeats[key] = max(1, math.ceil(SAMPLE_SECONDS / max(once, 1e-7)))
 
     def round(self, number: int) -> None:
@@ -328,7 +332,7 @@ def for_study(settings: dict[str, Any], budget_seconds: float = 14.0) -> dict[st
     """
     names = tuple(name for name in settings["encodings"] if name != "nope")
     heads = settings["num_heads"]
-    return run(Plan(names, (128, 512, 2048), heads, settings["model_dim"] // heads, budget_seconds=budget_seconds))
+    return run(Plan(names, (128, 256, 512, 1024), heads, settings["model_dim"] // heads, budget_seconds=budget_seconds))
 
 
 def _measure(
@@ -341,8 +345,9 @@ def _measure(
     length = Length(plan, steps, seq_len)
     started = time.perf_counter()
     training(steps["none"], length.inputs)
-    # warm-up, the fewest rounds and the memory pass of all variants; a forward pass is a third of a training pass
-    if (time.perf_counter() - started) * (ROUNDS[0] + 3) * len(steps) * 4 / 3 > left:
+    # warm-up, the fewest rounds and the memory pass of all variants; a forward pass is a third of a training pass,
+    # what the tutorial does about two of those
+    if (time.perf_counter() - started) * (ROUNDS[0] + 2) * (len(steps) + 1) * 4 / 3 > left:
         return None
     length.warm_up()
     number = 0

@@ -5,6 +5,7 @@ matplotlib is imported when the first figure is drawn; nothing here touches a di
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ from ropewalk.study.findings import accuracy
 from ropewalk.study.verdicts import label
 
 # Okabe and Ito's colours, told apart with any of the common colour blindnesses; markers carry them in grey
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C6D1F")
-DARK_COLOURS = ("#56B4E9", "#FF8A3D", "#2FD6A3", "#E79AC5", "#F0C24B", "#A5D8F7", "#B0B0B0", "#C9A95A")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6d1f")
+INK, FAINT = "#24272b", "#d9dadc"
+# what each colour of a light page becomes on a dark one
+DARK = dict(zip(COLOURS, ("#56b4e9", "#ff8a3d", "#2fd6a3", "#e79ac5", "#f0c24b", "#a5d8f7", "#b0b0b0", "#c9a95a"),
+                strict=True)) | {INK: "#e8e6e1", FAINT: "#4a4d52"}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 SIZE = (6.6, 4.2)
 
@@ -36,7 +40,7 @@ class Figure:
 
 
 @contextmanager
-def _page(dark: bool) -> Iterator[Any]:
+def _page() -> Iterator[Any]:
     """matplotlib with this module's looks, and every figure closed afterwards."""
     try:
         import matplotlib
@@ -45,11 +49,10 @@ def _page(dark: bool) -> Iterator[Any]:
         raise ModuleNotFoundError(message("matplotlib", "installed to draw figures", "no module", hint)) from error
     from matplotlib.figure import Figure as Canvas
 
-    ink, faint = ("#e8e6e1", "#4a4d52") if dark else ("#24272b", "#d9dadc")
-    looks = {
+    looks: dict[Any, Any] = {
         "svg.hashsalt": "ropewalk", "svg.fonttype": "path", "font.size": 12, "axes.titlesize": 12,
-        "text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink, "xtick.color": ink, "ytick.color": ink,
-        "grid.color": faint, "axes.grid": True, "axes.spines.top": False, "axes.spines.right": False,
+        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+        "grid.color": FAINT, "axes.grid": True, "axes.spines.top": False, "axes.spines.right": False,
         "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "legend.frameon": False,
         "lines.linewidth": 2.0, "lines.markersize": 7, "font.family": "DejaVu Sans", "axes.axisbelow": True,
     }
@@ -57,24 +60,24 @@ def _page(dark: bool) -> Iterator[Any]:
         yield Canvas
 
 
-def _svg(draw: Callable[[Any, bool], None], size: tuple[float, float], dark: bool) -> str:
-    with _page(dark) as canvas:
+def _svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
+    with _page() as canvas:
         figure = canvas(figsize=size, layout="constrained")
-        draw(figure, dark)
+        draw(figure)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": "ropewalk"})
     return file.getvalue()
 
 
-def make(
-    name: str, draw: Callable[[Any, bool], None], caption: str, alt: str, size: tuple[float, float] = SIZE
-) -> Figure:
-    return Figure(name, _svg(draw, size, False), _svg(draw, size, True), caption, alt)
+def make(name: str, draw: Callable[[Any], None], caption: str, alt: str, size: tuple[float, float] = SIZE) -> Figure:
+    """Draw once; the dark page's figure is the same one with other colours."""
+    light = _svg(draw, size)
+    return Figure(name, light, re.sub("|".join(DARK), lambda found: DARK[found[0]], light), caption, alt)
 
 
-def look(index: int, dark: bool) -> dict[str, Any]:
-    colours = DARK_COLOURS if dark else COLOURS
-    return {"color": colours[index % len(colours)], "marker": MARKERS[index % len(MARKERS)]}
+def look(index: int) -> dict[str, Any]:
+    """Colour and marker of the encoding at this place of the study's list."""
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def token_axis(axes: Any, ticks: Sequence[int], train_len: int | None, name: str) -> None:
@@ -128,14 +131,14 @@ def perplexity(study: Study) -> Figure | None:
     if not rows:
         return None
 
-    def draw(figure: Any, dark: bool) -> None:
+    def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         for index, (name, row) in enumerate(rows.items()):
             means, lows, highs = zip(*row.values(), strict=True)
             ends = [[max(0.0, m - low) for m, low in zip(means, lows, strict=True)],
                     [max(0.0, high - m) for m, high in zip(means, highs, strict=True)]]
             axes.errorbar(list(row), means, yerr=ends, label=label(name), capsize=3, elinewidth=1.2,
-                          **look(index, dark))
+                          **look(index))
         plain_log(axes, [v for row in rows.values() for value in row.values() for v in value])
         token_axis(axes, lengths, study.train_len, "evaluation length, tokens")
         axes.set_ylabel("perplexity per token")
@@ -169,15 +172,15 @@ def position(study: Study) -> Figure | None:
     found = {name: row for name in study.encodings if (row := study.by_position(name, eval_len))}
     edges = next(iter(found.values()))[0]
     ratios = relative_to_best({name: means for name, (_, means) in found.items()})
-    centres = [math.sqrt(max(low, 1) * high) for low, high in pairwise(edges)]
+    centres = [math.sqrt(low * high) if low else high / 2 for low, high in pairwise(edges)]
     shown = [k for k in range(len(centres)) if all(row[k] is not None for row in ratios.values())]
     if not shown:
         return None
 
-    def draw(figure: Any, dark: bool) -> None:
+    def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         for index, (name, row) in enumerate(ratios.items()):
-            axes.plot([centres[k] for k in shown], [row[k] for k in shown], label=label(name), **look(index, dark))
+            axes.plot([centres[k] for k in shown], [row[k] for k in shown], label=label(name), **look(index))
         plain_log(axes, [value for row in ratios.values() for value in row if value is not None])
         ticks = [2**k for k in range(4, 30) if edges[1] / 2 <= 2**k <= edges[-1]]
         token_axis(axes, ticks[::2] if len(ticks) > 7 else ticks, study.train_len, "position in the window, tokens")
@@ -219,23 +222,22 @@ def use_of_context(study: Study) -> Figure | None:
     if not rows:
         return None
 
-    def draw(figure: Any, dark: bool) -> None:
+    def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         axes.axhline(0, color="#888888", linewidth=1.3, zorder=1)
         for index, (name, row) in enumerate(rows.items()):
-            centre = [-gap.estimate for gap in row.values()]
-            low = [c + (g.high if g.high is not None else g.estimate) for c, g in zip(centre, row.values(), strict=True)]
-            high = [-c - (g.low if g.low is not None else g.estimate) for c, g in zip(centre, row.values(), strict=True)]
-            ends = [[max(0.0, value) for value in low], [max(0.0, value) for value in high]]
-            axes.errorbar(list(row), centre, yerr=ends, label=label(name), capsize=3, elinewidth=1.2,
-                          **look(index, dark))
+            # saved is the negative of added, so the ends of the interval change places
+            ends = [[0.0 if g.high is None else max(0.0, g.high - g.estimate) for g in row.values()],
+                    [0.0 if g.low is None else max(0.0, g.estimate - g.low) for g in row.values()]]
+            saved = [-gap.estimate for gap in row.values()]
+            axes.errorbar(list(row), saved, yerr=ends, label=label(name), capsize=3, elinewidth=1.2, **look(index))
         axes.set_yscale("symlog", linthresh=0.05)
         _symlog_ticks(axes)
         token_axis(axes, lengths, study.train_len, "evaluation length, tokens")
         axes.set_ylabel("loss saved, nats per token")
 
-    caption = f"What context beyond {study.train_len} tokens saves the tokens that have it (above 0: it is used; below:" \
-        " it does harm). The axis is linear within ±0.05 and logarithmic outside. Bars: 95 % paired intervals."
+    caption = f"What context beyond {study.train_len} tokens saves the tokens that have it (above 0: it is used;" \
+        " below: it does harm). The axis is linear within ±0.05 and logarithmic outside. Bars: 95 % paired intervals."
     words = [f"{label(name)}: " + ", ".join(f"{-gap.estimate:+.3f} at {n}" for n, gap in row.items())
              for name, row in rows.items()]
     return make("context", draw, caption, "Nats per token saved by far context. " + "; ".join(words) + ".")
@@ -257,13 +259,13 @@ def copying(study: Study) -> Figure | None:
     if not rows:
         return None
 
-    def draw(figure: Any, dark: bool) -> None:
+    def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         for index, (name, row) in enumerate(rows.items()):
             ends = [[100 * (s.estimate - s.low) for s in row.values()],
                     [100 * (s.high - s.estimate) for s in row.values()]]
             axes.errorbar(list(row), [100 * s.estimate for s in row.values()], yerr=ends, label=label(name),
-                          capsize=3, elinewidth=1.2, **look(index, dark))
+                          capsize=3, elinewidth=1.2, **look(index))
         axes.set_ylim(0, 104)
         token_axis(axes, distances, study.train_len, "distance to the first copy, tokens")
         axes.set_ylabel("copied right, %")

@@ -52,7 +52,9 @@ def _contrast(study: Study, best: str, other: str, eval_len: int) -> tuple[str, 
         said = "undecided"
     form = {
         "better": f"beats {label(other)}",
-        "same": f"is as good as {label(other)} within 1 %",
+        "same": f"beats {label(other)}, by less than 1 %"
+        if interval.high is not None and interval.high < 0
+        else f"is as good as {label(other)} within 1 %",
         "worse": f"is behind {label(other)}",
         "undecided": f"cannot be told apart from {label(other)}",
     }[said]

@@ -1,5 +1,6 @@
 """Figures that do not come from losses: what attention costs, and what trained heads attend to."""
 
+import math
 from typing import Any
 
 from ropewalk.study.evidence import Study
@@ -7,6 +8,7 @@ from ropewalk.study.figures import Figure, look, make, plain_log, token_axis
 from ropewalk.study.verdicts import label
 
 SHOWN_HEADS = 2
+COLUMNS = 3
 FLOOR = 1e-4
 COSTS = {
     "time": ("forward + backward time", "training"),
@@ -19,31 +21,33 @@ def cost(study: Study, kind: str) -> Figure | None:
     if study.cost is None:
         return None
     said, key = COSTS[kind]
-    rows: dict[str, dict[int, dict[str, float]]] = {}
+    rows: dict[str, dict[int, tuple[float, float, float]]] = {}
     for row in study.cost["rows"]:
-        if row.get(key) and row["name"] not in ("none", "torch"):
-            rows.setdefault(row["name"], {})[row["seq_len"]] = row[key]
+        if row["name"] not in ("none", "torch"):
+            middle = row[key]["ratio"]
+            ends = row[key].get("low", middle), row[key].get("high", middle)
+            rows.setdefault(row["name"], {})[row["seq_len"]] = (middle, *ends)
     if not rows:
         return None
     lengths = sorted({seq_len for row in rows.values() for seq_len in row})
 
-    def draw(figure: Any, dark: bool) -> None:
+    def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         axes.axhline(1, color="#888888", linewidth=1.3, zorder=1)
         for index, (name, row) in enumerate(rows.items()):
-            middle = [cell["ratio"] for cell in row.values()]
-            ends = [[cell["ratio"] - cell["low"] for cell in row.values()],
-                    [cell["high"] - cell["ratio"] for cell in row.values()]]
+            middle, low, high = zip(*row.values(), strict=True)
+            ends = [[m - end for m, end in zip(middle, low, strict=True)],
+                    [end - m for m, end in zip(middle, high, strict=True)]]
             axes.errorbar(list(row), middle, yerr=ends, label=label(name), capsize=3, elinewidth=1.2,
-                          **look(index, dark))
-        plain_log(axes, [1.0, *(v for row in rows.values() for cell in row.values() for v in cell.values())])
+                          **look(index))
+        plain_log(axes, [1.0, *(end for row in rows.values() for ends in row.values() for end in ends)])
         axes.set_ylabel("relative to no encoding")
         token_axis(axes, lengths, None, "sequence length, tokens")
 
     caption = f"Attention's {said} with each encoding, divided by attention without one (1 = free)."
     if kind == "time":
         caption += " Medians of interleaved rounds; bars: middle half of the rounds."
-    words = [f"{label(name)}: " + ", ".join(f"{cell['ratio']:.2f} at {n}" for n, cell in row.items())
+    words = [f"{label(name)}: " + ", ".join(f"{ends[0]:.2f} at {n}" for n, ends in row.items())
              for name, row in rows.items()]
     return make(f"cost-{kind}", draw, caption, f"Attention's {said}, relative to no encoding. {'; '.join(words)}.")
 
@@ -53,37 +57,45 @@ def attention(study: Study) -> Figure | None:
     found = {name: maps for name in study.encodings if (maps := trained_maps(study, name))}
     if not found:
         return None
-    rows = min(SHOWN_HEADS, *(len(maps) for maps in found.values()))
-    shown = {name: maps[-rows:] for name, maps in found.items()}
-    longest = max(entry["seq_len"] for maps in shown.values() for entry in maps)
+    panels = [(name, entry) for name, maps in found.items() for entry in maps[-SHOWN_HEADS:]]
+    longest = max(entry["seq_len"] for _, entry in panels)
+    columns = min(COLUMNS, len(found))
+    rows = math.ceil(len(found) / columns) * SHOWN_HEADS
 
-    def draw(figure: Any, dark: bool) -> None:
+    def draw(figure: Any) -> None:
         from matplotlib.colors import LogNorm
 
-        grid = figure.subplots(rows, len(shown), squeeze=False, sharex=True, sharey=True)
-        for column, (name, maps) in enumerate(shown.items()):
-            for row, entry in enumerate(maps):
-                image = _one_map(grid[row][column], entry, study.train_len, longest, LogNorm(FLOOR, 1), dark)
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        for axes in grid.flat:
+            axes.set_visible(False)
+        image = None
+        for index, name in enumerate(found):
+            for head, entry in enumerate(found[name][-SHOWN_HEADS:]):
+                axes = grid[index // columns * SHOWN_HEADS + head][index % columns]
+                image = _one_map(axes, entry, study.train_len, longest, LogNorm(FLOOR, 1))
                 where = f"layer {entry['layer']}, head {entry['head']}"
-                grid[row][column].set_title(f"{label(name)}\n{where}" if row == 0 else where, fontsize=11)
-        grid[-1][len(shown) // 2].set_xlabel("key position, tokens")
-        grid[rows // 2][0].set_ylabel("query position, tokens", y=1.0 if rows == 2 else 0.5)
-        bar = figure.colorbar(image, ax=grid, shrink=0.7, pad=0.02, label="weight per key")
-        bar.set_ticks([1, 0.1, 0.01, 0.001, FLOOR], labels=["1", "0.1", "0.01", "0.001", "0"])
+                axes.set_title(f"{label(name)}\n{where}" if head == 0 else where, fontsize=12)
+        figure.supxlabel("key position, tokens", fontsize=12)
+        figure.supylabel("query position, tokens", fontsize=12)
+        bar = figure.colorbar(image, ax=grid, shrink=0.9 / math.sqrt(rows / 2), pad=0.02, label="weight per key")
+        bar.set_ticks([1, 0.1, 0.01, 0.001, FLOOR], labels=["1", "0.1", "0.01", "0.001", "≤ 0.0001"])
 
     caption = (f"Attention weights of trained heads on {longest} tokens of held-out text (counted from 0), one"
                f" logarithmic scale for all. Dashed: the training length, {study.train_len}.")
     alt = f"Attention maps. {'; '.join(looks_back(study))}."
-    return make("attention", draw, caption, alt, (1.2 + 2.0 * len(shown), 0.9 + 2.1 * rows))
+    return make("attention", draw, caption, alt, (1.6 + 1.9 * columns, 0.6 + 2.2 * rows))
 
 
-def _one_map(axes: Any, entry: dict[str, Any], train_len: int, longest: int, norm: Any, dark: bool) -> Any:
+def _one_map(axes: Any, entry: dict[str, Any], train_len: int, longest: int, norm: Any) -> Any:
     seq_len = entry["seq_len"]
     keys = seq_len / len(entry["weights"])
-    weights = [[max(value / keys, FLOOR) for value in line] for line in entry["weights"]]
-    image = axes.imshow(weights, norm=norm, cmap="magma" if dark else "magma_r",
+    # what lies ahead stays unpainted
+    weights = [[max(value / keys, FLOOR) if key <= query else math.nan for key, value in enumerate(line)]
+               for query, line in enumerate(entry["weights"])]
+    image = axes.imshow(weights, norm=norm, cmap="magma_r",
                         extent=(0, seq_len, seq_len, 0), interpolation="nearest")
     axes.grid(False)
+    axes.set_visible(True)
     axes.set_xlim(0, longest)
     axes.set_ylim(longest, 0)
     axes.set_xticks([0, longest // 2])

@@ -69,7 +69,8 @@ def _start(context, cell: Cell, card: int, settings: Settings, fingerprint: str,
     if settings.device == "cuda":
         settings = settings.replace(device=f"cuda:{card}")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=worker.main, args=(theirs, settings, *cell, fingerprint, str(out)), daemon=True)
+    process = context.Process(target=worker.main, daemon=True, name=cell_name(*cell),
+                              args=(theirs, settings, *cell, fingerprint, str(out)))
     process.start()
     theirs.close()
     return Running(cell, process, ours, {"phase": "start"})

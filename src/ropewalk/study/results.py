@@ -4,14 +4,17 @@ import math
 import pathlib
 
 from ropewalk.study import files, statistics
+from ropewalk.study.settings import Settings, cell_name
 
 COLUMNS = ("encoding", "seed", "protocol", "eval_len", "loss_nats_per_byte", "bits_per_byte", "perplexity",
            "scored_tokens", "ci_low", "ci_high")
 
 
 def finished_cells(out: pathlib.Path) -> list[pathlib.Path]:
-    """The folders of cells that were trained and evaluated to the end, in the order of their names."""
-    return sorted(path.parent for path in (out / "cells").glob("*/cell.json"))
+    """The folders of cells that were trained and evaluated to the end, in the order of the settings."""
+    settings = Settings.from_json(files.read_json(out / "study.json")["settings"])
+    names = [cell_name(encoding, seed) for encoding in settings.encodings for seed in settings.seeds]
+    return [out / "cells" / name for name in names if (out / "cells" / name / "cell.json").exists()]
 
 
 def row(line: dict) -> dict:

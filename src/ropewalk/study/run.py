@@ -151,7 +151,8 @@ def machine(device: str) -> str:
     """The hardware in a few words."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        models = [line.partition(":")[2].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         name = models[0] if models else name
     text = f"{name}, {pool.cores()} cores, {platform.system()}"
     return f"{torch.cuda.get_device_name(device)}, {text}" if device.startswith("cuda") else text

@@ -7,7 +7,7 @@ correlated, so documents, not tokens, are what the bootstrap draws (Efron and Ti
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -149,12 +149,12 @@ def bootstrap_ratio(
     return Interval(estimate, *ends.tolist())
 
 
-def loss_interval(documents: Sequence[Document], **options: float) -> Interval:
+def loss_interval(documents: Sequence[Document], **options: Any) -> Interval:
     """Nats per scored token with its interval over documents."""
     return bootstrap_ratio([row.nats for row in documents], [row.tokens for row in documents], **options)
 
 
-def perplexity_interval(documents: Sequence[Document], **options: float) -> Interval:
+def perplexity_interval(documents: Sequence[Document], **options: Any) -> Interval:
     """Perplexity with its interval over documents: exp of `loss_interval`, end by end."""
     estimate, low, high = loss_interval(documents, **options)
     return Interval(exp(estimate), None if low is None else exp(low), None if high is None else exp(high))
@@ -176,7 +176,7 @@ def paired(first: Sequence[Document], second: Sequence[Document]) -> list[tuple[
     return pairs
 
 
-def paired_interval(first: Sequence[Document], second: Sequence[Document], **options: float) -> Interval:
+def paired_interval(first: Sequence[Document], second: Sequence[Document], **options: Any) -> Interval:
     """Loss of the first minus loss of the second, nats per token, over the documents that both scored.
 
     The text's own difficulty, most of the variance of either side, cancels document by document.

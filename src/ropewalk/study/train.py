@@ -26,12 +26,14 @@ BFLOAT16_MUST_WIN_BY = 1.3
 
 def build(settings: Settings, encoding: str, seed: int, vocab_size: int) -> rw.Transformer:
     """The untrained model of a cell; equal seeds give equal weights whatever the encoding learns of its own."""
+    sizes = {"model_dim": settings.model_dim, "num_layers": settings.num_layers, "num_heads": settings.num_heads}
     torch.manual_seed(seed)
+    plain = rw.Transformer(vocab_size, rw.NoPE(), **sizes)
     built = rw.build(encoding, head_dim=settings.head_dim, num_heads=settings.num_heads,
                      model_dim=settings.model_dim, num_positions=settings.train_len)
-    torch.manual_seed(seed)
-    return rw.Transformer(vocab_size, built, model_dim=settings.model_dim, num_layers=settings.num_layers,
-                          num_heads=settings.num_heads)
+    model = rw.Transformer(vocab_size, built, **sizes)
+    model.load_state_dict(plain.state_dict(), strict=False)
+    return model
 
 
 def faster_dtype(device: str, size: int = 256, repeats: int = 5) -> str:

@@ -1,0 +1,37 @@
+"""Every law, for every encoding and every backend."""
+
+import pytest
+
+import ropewalk as rw
+from ropewalk.build import names
+from ropewalk.check import LAWS
+from subjects import BACKENDS, ENCODINGS, subject
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("law", [law for law in LAWS if not law.compiled], ids=lambda law: law.name)
+def test_law_holds(law, encoding, backend):
+    assert [] == law(subject(encoding, backend))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("law", [law for law in LAWS if law.compiled], ids=lambda law: law.name)
+def test_law_holds_compiled(law, encoding):
+    assert [] == law(subject(encoding, "sdpa"))
+
+
+def test_every_encoding_is_in_the_list_of_subjects():
+    built = {type(make()) for make in ENCODINGS.values()}
+    exported = {value for value in vars(rw).values() if isinstance(value, type) and issubclass(value, rw.Encoding)}
+    assert exported - built == {rw.Encoding}
+
+
+def test_every_name_is_an_encoding_file():
+    assert names() == ("alibi", "hybrid", "learned", "nope", "rotary", "sinusoidal")
+
+
+def test_each_law_says_what_it_promises():
+    assert all(law.sentence.endswith(".") and len(law.sentence) > 30 for law in LAWS)
+    assert len(LAWS) == len({law.name for law in LAWS})
