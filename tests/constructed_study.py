@@ -48,8 +48,12 @@ def documents(perplexity, count, *, jitter, other=None):
     for index in range(count):
         tokens = 4096 if index % 3 else 3072
         difficulty, noise = shared.gauss(0, 0.16), own.gauss(0, 0.004)
-        row = {"id": f"package/module{index}.py", "tokens": tokens, "bytes": tokens,
-               "nats": (math.log(perplexity) + difficulty + noise) * tokens}
+        row = {
+            "id": f"package/module{index}.py",
+            "tokens": tokens,
+            "bytes": tokens,
+            "nats": (math.log(perplexity) + difficulty + noise) * tokens,
+        }
         if other is not None:
             row["limited_nats"] = (math.log(other) + difficulty) * tokens
         rows.append(row)
@@ -93,8 +97,21 @@ def evaluation_lines(encoding, seed, headline, controls, context, copies):
         docs = documents(far, 6, jitter=f"{encoding}{seed}{eval_len}", other=near)
         rows.append(line(encoding, seed, "context", eval_len, documents=docs))
     for distance, accuracy in copies.get(encoding, {}).items():
-        rows.append(line(encoding, seed, "copy", distance, accuracy=accuracy, first_accuracy=0.41, trials=128,
-                         tokens=128 * 24, bytes=128 * 24, nats=900.0, first_nats=4100.0))
+        rows.append(
+            line(
+                encoding,
+                seed,
+                "copy",
+                distance,
+                accuracy=accuracy,
+                first_accuracy=0.41,
+                trials=128,
+                tokens=128 * 24,
+                bytes=128 * 24,
+                nats=900.0,
+                first_nats=4100.0,
+            )
+        )
     return rows
 
 
@@ -115,8 +132,14 @@ def write_cell(folder, encoding, seed, rows):
     cell.mkdir(parents=True)
     (cell / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = {
-        "encoding": encoding, "seed": seed, "parameters": 820_000, "train_seconds": 92.5, "tokens_per_second": 11_100,
-        "train_loss": 1.18, "heldout_loss_same_length": 1.19, "evaluate_seconds": 31.0,
+        "encoding": encoding,
+        "seed": seed,
+        "parameters": 820_000,
+        "train_seconds": 92.5,
+        "tokens_per_second": 11_100,
+        "train_loss": 1.18,
+        "heldout_loss_same_length": 1.19,
+        "evaluate_seconds": 31.0,
         "attention": attention_maps(encoding),
     }
     (cell / "cell.json").write_text(json.dumps(summary))
@@ -128,10 +151,18 @@ def write_study(folder, *, headline=None, controls=None, context=None, copies=No
     folder.mkdir(parents=True, exist_ok=True)
     study = {
         "format": 1,
-        "settings": {"encodings": list(headline), "seeds": list(seeds), "train_len": TRAIN_LEN,
-                     "eval_lens": list(LENGTHS), "steps": 1000, "tokenizer": "byte", "data": "stdlib"},
+        "settings": {
+            "encodings": list(headline),
+            "seeds": list(seeds),
+            "train_len": TRAIN_LEN,
+            "eval_lens": list(LENGTHS),
+            "steps": 1000,
+            "tokenizer": "byte",
+            "data": "stdlib",
+        },
         "versions": {"python": "3.11.7", "torch": "2.13.0", "ropewalk": "0.1.0"},
-        "machine": "2 cores, x86-64", "command": "ropewalk study --preset quick --out study",
+        "machine": "2 cores, x86-64",
+        "command": "ropewalk study --preset quick --out study",
         "corpus": {"name": "stdlib", "bytes": 9_480_000, "documents": 430, "fingerprint": "5f2b9a"},
         **head,
     }
@@ -139,8 +170,14 @@ def write_study(folder, *, headline=None, controls=None, context=None, copies=No
     for encoding, values in headline.items():
         for seed in seeds:
             moved = [None if v is None else v * (1 + 0.004 * (seed % 3)) for v in values]
-            rows = evaluation_lines(encoding, seed, moved, CONTROLS if controls is None else controls,
-                                    CONTEXT if context is None else context, COPY if copies is None else copies)
+            rows = evaluation_lines(
+                encoding,
+                seed,
+                moved,
+                CONTROLS if controls is None else controls,
+                CONTEXT if context is None else context,
+                COPY if copies is None else copies,
+            )
             write_cell(folder, encoding, seed, rows)
     if cost is not None:
         (folder / "cost.json").write_text(json.dumps(cost))

@@ -9,9 +9,9 @@ import signal
 import sys
 
 import torch
-from study_fixtures import tiny
 
 from ropewalk.study import evaluate, files, train, worker
+from study_fixtures import tiny
 
 
 def die(*_args, **_kwargs):

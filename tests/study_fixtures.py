@@ -7,9 +7,21 @@ import torch
 from ropewalk.study import data, settings
 
 TINY = settings.Settings(
-    encodings=("rotary", "alibi"), train_len=16, eval_lens=(16, 32, 64), steps=40, batch_size=2, model_dim=16,
-    num_layers=1, num_heads=2, warmup_steps=4, documents=3, control_documents=2, copy_trials=2, cost_seconds=0.0,
-    dtype="float32")
+    encodings=("rotary", "alibi"),
+    train_len=16,
+    eval_lens=(16, 32, 64),
+    steps=40,
+    batch_size=2,
+    model_dim=16,
+    num_layers=1,
+    num_heads=2,
+    warmup_steps=4,
+    documents=3,
+    control_documents=2,
+    copy_trials=2,
+    cost_seconds=0.0,
+    dtype="float32",
+)
 
 
 def write_text(folder: pathlib.Path, files: int = 10, size: int = 200) -> pathlib.Path:

@@ -11,7 +11,7 @@ import ropewalk as rw
 from ropewalk import bench
 from ropewalk.study.settings import Settings
 
-SMALL = bench.Plan(encodings=("rotary", "alibi"), lengths=(16, 32), num_heads=2, head_dim=8, budget_seconds=6)
+SMALL = bench.Plan(encodings=("rotary", "alibi"), lengths=(16, 32), num_heads=2, head_dim=8, budget_seconds=60)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_rounds_begin_with_another_variant_each_time():
     size = len(length.calls)
     firsts = [called[0], called[size], called[2 * size]]
     assert len(set(firsts)) == 3
-    assert all(set(called[k * size:(k + 1) * size]) == set(length.calls) for k in range(3))
+    assert all(set(called[k * size : (k + 1) * size]) == set(length.calls) for k in range(3))
 
 
 def test_a_slow_call_is_seen_as_slow():
@@ -116,11 +116,15 @@ def wrong_backend(monkeypatch, change):
     monkeypatch.setattr(bench, "attend", attend)
 
 
-@pytest.mark.parametrize("change", [
-    lambda out: out * 1.001,
-    lambda out: out * float("nan"),
-    lambda out: out.detach() + out * 0,  # right values, no gradient
-], ids=["values", "nan", "gradients"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out: out * 1.001,
+        lambda out: out * float("nan"),
+        lambda out: out.detach() + out * 0,  # right values, no gradient
+    ],
+    ids=["values", "nan", "gradients"],
+)
 def test_an_encoding_that_disagrees_with_the_reference_gets_no_figure(monkeypatch, change):
     wrong_backend(monkeypatch, change)
     result = bench.run(SMALL)
@@ -132,12 +136,12 @@ def test_an_encoding_that_disagrees_with_the_reference_gets_no_figure(monkeypatc
 
 def test_lengths_beyond_the_budget_are_left_out_by_name():
     started = time.perf_counter()
-    plan = bench.Plan(encodings=("rotary",), lengths=(16, 8192), num_heads=4, head_dim=32, budget_seconds=3)
+    plan = bench.Plan(encodings=("rotary",), lengths=(16, 65536), num_heads=4, head_dim=32, budget_seconds=20)
     result = bench.run(plan)
-    assert time.perf_counter() - started < 12
-    assert set(result["skipped"]) == {"8192"}
+    assert time.perf_counter() - started < 20
+    assert set(result["skipped"]) == {"65536"}
     assert {row["seq_len"] for row in result["rows"]} == {16}
-    assert "8192 tokens: left out, not within the budget of 3 seconds" in bench.table(result)
+    assert "65536 tokens: left out, not within the budget of 20 seconds" in bench.table(result)
 
 
 def test_embedding_is_timed_for_encodings_that_have_one():
@@ -155,13 +159,16 @@ def test_for_study_measures_the_studys_encodings_at_its_sizes():
     assert result["seconds"] < 15
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
-    ({"lengths": ()}, "lengths must be at least one length, got none"),
-    ({"lengths": (1,)}, "lengths must be at least 2, got 1"),
-    ({"budget_seconds": 0}, "budget_seconds must be positive, got 0"),
-    ({"dtype": "int8"}, "dtype must be one of bfloat16, float16, float32, float64, got int8"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
+        ({"lengths": ()}, "lengths must be at least one length, got none"),
+        ({"lengths": (1,)}, "lengths must be at least 2, got 1"),
+        ({"budget_seconds": 0}, "budget_seconds must be positive, got 0"),
+        ({"dtype": "int8"}, "dtype must be one of bfloat16, float16, float32, float64, got int8"),
+    ],
+)
 def test_errors_say_must_and_got(options, message):
     with pytest.raises(ValueError, match=message):
         bench.Plan(**options)

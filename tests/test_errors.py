@@ -99,19 +99,19 @@ CALLS = [
         "more positions than tokens",
         lambda: rw.Rotary(8).query(Q, rw.Rotary(8).at(torch.arange(4))),
         ValueError,
-        r"x must be as long as its positions \(4\), got 3 tokens",
+        r"x must be as long as its positions \(4\), got 3",
     ),
     (
         "one position for three tokens",
         lambda: rw.Rotary(8).query(Q, rw.Rotary(8).at(torch.arange(1))),
         ValueError,
-        r"x must be as long as its positions \(1\), got 3 tokens",
+        r"x must be as long as its positions \(1\), got 3",
     ),
     (
         "positions of two rows for one",
         lambda: rw.Rotary(8).query(Q, rw.Rotary(8).at(torch.zeros(2, 3, dtype=torch.long))),
         ValueError,
-        r"positions must be of 1 rows, or one for all, got 2 rows",
+        r"positions must be of 1 rows, or of one for all, got 2",
     ),
     (
         "heads of another width",
@@ -174,7 +174,7 @@ CALLS = [
         "tutorial rows beyond the table",
         lambda: compat.apply_rotary_pos_emb(Q, Q, *tables(2), THREE[None]),
         ValueError,
-        r"position_ids must be in \[0, 2\), rows of cos, got",
+        r"position_ids must be in \[0, 2\), rows of cos, got .*\nhint: ",
     ),
     (
         "padding mask without the cache",
@@ -222,7 +222,7 @@ def test_positions_that_are_no_integers_are_refused(name):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_an_absolute_encoding_refuses_another_number_of_positions(name, count):
     made = encoding(name)
-    with pytest.raises(ValueError, match=rf"must be as long as its positions \({count}\), got 3 tokens"):
+    with pytest.raises(ValueError, match=rf"must be as long as its positions \({count}\), got 3"):
         made.embed(normal(1, 3, 32), made.at(torch.arange(count)))
 
 
@@ -240,6 +240,7 @@ def test_global_heads_outside_the_encoding_are_refused(wrong):
         rw.attend(Q, Q, Q, rw.ALiBi(4), heads=torch.tensor(wrong))
 
 
+@pytest.mark.errors
 @pytest.mark.parametrize("wrong", [2.9, "3", None, True])
 def test_lengths_that_are_no_integers_are_refused(wrong):
     with pytest.raises(TypeError, match=r"each length must be an integer, got"):
@@ -269,8 +270,8 @@ def test_a_value_of_the_wrong_type_is_refused(call, text):
 
 
 WRONG_SHAPES = [
-    ("3 kv heads for 4", lambda: rw.attend(Q, heads(3), heads(3)), r"q's heads must be a multiple .*, got 4 and 3"),
-    ("no kv heads", lambda: rw.attend(Q, heads(0), heads(0)), r"q's heads must be a multiple .*, got 4 and 0"),
+    ("3 for 4", lambda: rw.attend(Q, heads(3), heads(3)), r"q's heads must be a multiple of k's heads \(3\), got 4"),
+    ("none", lambda: rw.attend(Q, heads(0), heads(0)), r"q's heads must be a multiple of k's heads \(0\), got 4"),
     ("widths differ", lambda: rw.attend(Q, heads(head_dim=4), Q), r"k must be of q's head_dim \(8\), got 4"),
     ("batches differ", lambda: rw.attend(Q, *[Q.repeat(2, 1, 1, 1)] * 2), r"k must be of q's batch size \(1\), got 2"),
     ("values too short", lambda: rw.attend(Q, Q, heads(seq_len=2)), r"v must be of k's shape .*, got \(1, 4, 2\)"),

@@ -24,7 +24,8 @@ def test_law_holds_compiled(law, encoding):
 
 def test_every_encoding_is_in_the_list_of_subjects():
     built = {type(make()) for make in ENCODINGS.values()}
-    exported = {value for value in vars(rw).values() if isinstance(value, type) and issubclass(value, rw.Encoding)}
+    values = (getattr(rw, name) for name in rw.__all__)
+    exported = {value for value in values if isinstance(value, type) and issubclass(value, rw.Encoding)}
     assert exported - built == {rw.Encoding}
 
 

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from mutants import MUTANTS
 
 import ropewalk as rw
+from mutants import MUTANTS
 from ropewalk.check import Subject, law_named
 
 KINDS = {"K01", "K02", "K03", "K04", "K05", "K06", "K07", "K08", "K09", "K10", "K11", "K14", "K15", "K16", "K18",

@@ -186,6 +186,33 @@ def test_yarn_keeps_fast_pairs_and_divides_slow_ones():
     assert pytest.approx(0.1 * math.log(4.0) + 1.0, abs=1e-12) == spectrum.magnitude
 
 
+@pytest.mark.parametrize(
+    ("base", "train_len", "stretch", "truncate", "pair", "expected"),
+    [
+        (150_000.0, 4096, 32.0, False, 17, 1.293187012e-4),
+        (150_000.0, 4096, 32.0, True, 17, 2.279477958e-4),
+        (10_000.0, 131_072, 4.0, True, 31, 6.411160732e-5),
+    ],
+)
+def test_yarn_ramps_between_the_turns_that_its_betas_name(base, train_len, stretch, truncate, pair, expected):
+    """B58, B59: inside the ramp, with its ends rounded to whole pairs or not, and the upper end above dim / 2."""
+    spectrum = rw.spectra.yarn(64, base=base, stretch=stretch, train_len=train_len, truncate=truncate)
+    assert expected == pytest.approx(spectrum.inv_freq[pair], rel=1e-8)
+
+
+@pytest.mark.parametrize(("beta_fast", "beta_slow"), [(32.0, 1.0), (16.0, 2.0)])
+def test_yarn_follows_its_formula_at_every_pair(beta_fast, beta_slow):
+    """inv_freq = plain / stretch * ramp + plain * (1 - ramp), the ramp linear between two numbers of turns."""
+    options = {"train_len": 4096, "beta_fast": beta_fast, "beta_slow": beta_slow}
+    spectrum = rw.spectra.yarn(128, base=10_000.0, stretch=8.0, **options)
+    low, high = (64 * math.log(4096 / (2 * math.pi * turns)) / math.log(10_000.0) for turns in (beta_fast, beta_slow))
+    for pair, got in enumerate(spectrum.inv_freq):
+        plain = 10_000.0 ** (-2 * pair / 128)
+        ramp = (pair - math.floor(low)) / (math.ceil(high) - math.floor(low))
+        ramp = min(max(ramp, 0.0), 1.0)
+        assert plain / 8.0 * ramp + plain * (1.0 - ramp) == pytest.approx(got, rel=1e-12)
+
+
 def test_hybrid_mixes_the_scaled_score_and_the_bias():
     """alpha * score + (1 - alpha) * bias on one query and two keys, softmax by hand."""
     alpha, slope = 0.25, 0.5

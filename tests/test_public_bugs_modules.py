@@ -103,7 +103,7 @@ def test_forward_assigns_nothing(name):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("name", ["rotary+alibi", "sinusoidal", "learned", "learned alibi"])
 def test_at_most_two_graphs_for_five_calls_of_two_lengths(name):
     """B127, B120: full-graph compilation passes and settles; results equal eager ones."""
     from torch._dynamo.testing import CompileCounter

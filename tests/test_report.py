@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from constructed_study import HEADLINE, write_study
-from ropewalk.study import evidence, figures, pictures, report, tables
+from ropewalk.study import evidence, figures, report, tables
 
 VOID = {"meta", "link", "img", "source", "br"}
 HOSTILE = "<script>alert('x')</script>&\"quoted\""
@@ -24,12 +24,27 @@ def cost_rows(ratio=1.5):
             value = 1.0 if name == "none" else ratio
             part = {"ratio": value, "low": value - 0.1, "high": value + 0.1, "seconds": 0.01}
             memory = {"ratio": value, "bytes": 1000}
-            rows.append({"name": name, "seq_len": seq_len, "rounds": 5, "forward": part, "training": part,
-                         "forward_memory": memory, "training_memory": memory})
+            rows.append(
+                {
+                    "name": name,
+                    "seq_len": seq_len,
+                    "rounds": 5,
+                    "forward": part,
+                    "training": part,
+                    "forward_memory": memory,
+                    "training_memory": memory,
+                }
+            )
     pair = {"ratio": 0.25, "low": 0.2, "high": 0.3, "seconds": 0.01}
-    return {"rows": rows, "refused": {"hybrid": "differs from the reference"}, "skipped": {"4096": "not in time"},
-            "tutorial": [{"seq_len": 128, "bias_bytes": 2**20, "build_bias": pair, "rotate": pair}],
-            "tutorial_note": "It never attends.", "clock": "cpu", "machine": "a machine"}
+    return {
+        "rows": rows,
+        "refused": {"hybrid": "differs from the reference"},
+        "skipped": {"4096": "not in time"},
+        "tutorial": [{"seq_len": 128, "bias_bytes": 2**20, "build_bias": pair, "rotate": pair}],
+        "tutorial_note": "It never attends.",
+        "clock": "cpu",
+        "machine": "a machine",
+    }
 
 
 class Page(HTMLParser):
@@ -67,8 +82,13 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     headline = {**HEADLINE, "learned": (6.2, None, None, None, None)}
-    path = write_study(tmp_path_factory.mktemp("study"), headline=headline, cost=cost_rows(), command=HOSTILE,
-                       corpus={"name": HOSTILE, "bytes": 5, "documents": 1, "fingerprint": "f"})
+    path = write_study(
+        tmp_path_factory.mktemp("study"),
+        headline=headline,
+        cost=cost_rows(),
+        command=HOSTILE,
+        corpus={"name": HOSTILE, "bytes": 5, "documents": 1, "fingerprint": "f"},
+    )
     report.write(path)
     return path
 
@@ -111,8 +131,16 @@ def test_hostile_names_are_text(page):
 
 
 def test_sections_stand_in_their_order(page):
-    order = ["Findings", "Perplexity over evaluation length", "Where in the window it happens", "Controls",
-             "Use of context", "What trained heads attend to", "What attention costs", "How these numbers were made"]
+    order = [
+        "Findings",
+        "Perplexity over evaluation length",
+        "Where in the window it happens",
+        "Controls",
+        "Use of context",
+        "What trained heads attend to",
+        "What attention costs",
+        "How these numbers were made",
+    ]
     places = [page.text.index(title) for title in order]
     assert places == sorted(places)
 
@@ -149,10 +177,10 @@ def test_lowest_perplexity_of_a_column_is_bold_and_follows_the_numbers(tmp_path)
 
 def test_undertrained_study_says_so_and_nothing_else(tmp_path):
     folder = write_study(tmp_path, headline={**HEADLINE, "rotary": (3.3, 3.4, 3.5, 3.6, 3.7)})
-    text = Page(report.write(folder).read_text()).text
-    assert "Undertrained: contrasts are not meaningful" in text
-    assert "has the lowest perplexity" not in text
-    assert 'class="gate undertrained"' in (folder / "report.html").read_text()
+    html = report.html(evidence.load(folder), {})
+    assert "Undertrained: contrasts are not meaningful" in Page(html).text
+    assert "has the lowest perplexity" not in Page(html).text
+    assert 'class="gate undertrained"' in html
 
 
 def test_several_seeds_show_their_spread(tmp_path):
@@ -209,15 +237,16 @@ def test_report_is_rebuilt_from_the_folder_alone_and_leaves_no_half_file(folder,
     assert report.write(moved).read_bytes() == (folder / "report.html").read_bytes()
     assert not list(moved.rglob("*.tmp"))
     names = {path.name for path in (moved / "figures").iterdir()}
-    assert names == {f"{name}.svg" for name in
-                     ("perplexity", "position", "context", "copy", "cost-time", "cost-memory", "attention")}
+    assert names == {
+        f"{name}.svg" for name in ("perplexity", "position", "context", "copy", "cost-time", "cost-memory", "attention")
+    }
 
 
 def test_failed_drawing_leaves_the_earlier_report(folder, tmp_path, monkeypatch):
     moved = tmp_path / "kept"
     shutil.copytree(folder, moved)
     before = (moved / "report.html").read_bytes()
-    monkeypatch.setattr(pictures, "attention", lambda study: 1 / 0)
+    monkeypatch.setattr(figures, "perplexity", lambda study: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         report.write(moved)
     assert (moved / "report.html").read_bytes() == before
@@ -239,9 +268,17 @@ document.getElementById('said').textContent = JSON.stringify([d.scrollWidth, d.c
 @pytest.mark.parametrize("width", [400, 1280])
 def test_page_does_not_overflow_in_a_browser(folder, tmp_path, width):
     (folder / f"probe{width}.html").write_text(PROBE.format(width=width))
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
-               f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000", "--dump-dom",
-               str(folder / f"probe{width}.html")]
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        f"--user-data-dir={tmp_path}",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
+        str(folder / f"probe{width}.html"),
+    ]
     out = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     scrolled, visible, broken = json.loads(re.search(r"\[\d+,\d+,\d+\]", out)[0])
     assert visible <= width

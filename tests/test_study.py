@@ -12,9 +12,9 @@ import time
 import pytest
 import safetensors.torch
 import torch
-from study_fixtures import TINY, tiny, write_text
 
 from ropewalk.study import data, files, plan, pool, progress, results, run, summary, train, worker
+from study_fixtures import TINY, tiny, write_text
 
 WAYS = ["training", "checkpoint", "weights", "evaluation", "line", "summary"]
 
@@ -22,8 +22,11 @@ WAYS = ["training", "checkpoint", "weights", "evaluation", "line", "summary"]
 def without_times(value):
     """The same JSON without what a clock decides."""
     if isinstance(value, dict):
-        return {name: without_times(part) for name, part in value.items()
-                if name not in ("seconds", "train_seconds", "evaluate_seconds", "tokens_per_second")}
+        return {
+            name: without_times(part)
+            for name, part in value.items()
+            if name not in ("seconds", "train_seconds", "evaluate_seconds", "tokens_per_second")
+        }
     return [without_times(part) for part in value] if isinstance(value, list) else value
 
 
@@ -31,8 +34,11 @@ def record(folder: pathlib.Path) -> list:
     """All that a finished cell says, and its weights, exactly."""
     lines = [files.read_lines(folder / name) for name in ("train.jsonl", "evaluation.jsonl")]
     weights = safetensors.torch.load_file(folder / "model.safetensors")
-    return [without_times(lines), without_times(files.read_json(folder / "cell.json")),
-            {name: tensor.tolist() for name, tensor in weights.items()}]
+    return [
+        without_times(lines),
+        without_times(files.read_json(folder / "cell.json")),
+        {name: tensor.tolist() for name, tensor in weights.items()},
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +123,16 @@ def test_failing_worker_is_told_in_a_line_and_leaves_its_traceback(home):
 
 
 def test_worker_refuses_a_text_that_changed_since_the_start(home):
-    settings, _ = tiny(home / "text", encodings=("alibi",))
-    failed = pool.run([("alibi", 0)], settings, "other", home / "changed", 1, progress.Quiet())
-    assert ["alibi-seed0"] == list(failed)
-    assert failed["alibi-seed0"].startswith("ValueError: data must be unchanged since the study began, got another")
+    settings, _ = tiny(home / "text")
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    threads = torch.get_num_threads()
+    worker.main(theirs, settings, "alibi", 0, "another", str(home / "changed"))
+    torch.set_num_threads(threads)
+    error = f"ValueError: data must be unchanged since the study began, got another text in {settings.data}"
+    assert {"phase": "failed", "error": error} == ours.recv()
+    assert "traceback" == ours.recv()["phase"]
+    ours.close()
+    theirs.close()
 
 
 def untouched(out):
@@ -149,7 +161,7 @@ def test_changed_text_or_torch_is_refused_by_name(straight, tmp_path):
 
 def test_folder_that_is_not_empty_or_holds_no_study_is_refused(straight, tmp_path):
     settings, _, out = straight
-    with pytest.raises(ValueError, match="out must be a new or empty folder, got .*\nhint: --resume continues"):
+    with pytest.raises(ValueError, match=r"out must be a new or empty folder, got .*\nhint: --resume continues"):
         run.run(settings, out, quiet=True)
     with pytest.raises(ValueError, match="out must be the folder of a study to resume, got"):
         run.run(settings, tmp_path / "new", resume=True, quiet=True)
@@ -157,9 +169,9 @@ def test_folder_that_is_not_empty_or_holds_no_study_is_refused(straight, tmp_pat
 
 
 def test_second_study_in_one_folder_is_refused(straight, tmp_path):
+    second = run.lock(tmp_path)
     with run.lock(tmp_path), pytest.raises(ValueError, match="out must be a folder in which no other study runs, got"):
-        with run.lock(tmp_path):
-            pytest.fail("two studies in one folder")
+        second.__enter__()
 
 
 @pytest.fixture
@@ -224,7 +236,7 @@ def test_dtype_is_decided_once_and_kept_on_resume(straight, monkeypatch):
 
 
 def test_plan_counts_and_estimates_without_writing(straight):
-    settings, corpus, out = straight
+    settings, _, out = straight
     before = untouched(out)
     planned = plan.plan(settings.replace(encodings=("rotary", "learned"), seeds=(0, 1, 2)))
     assert (6, 40 * 2 * 16) == (planned["cells"], planned["train_tokens"])
@@ -238,11 +250,22 @@ def test_plan_counts_and_estimates_without_writing(straight):
 
 def test_summary_shows_a_dash_where_there_is_no_answer():
     def row(encoding, seed, eval_len, perplexity):
-        return {"protocol": "windows", "encoding": encoding, "seed": seed, "eval_len": eval_len,
-                "perplexity": perplexity}
+        return {
+            "protocol": "windows",
+            "encoding": encoding,
+            "seed": seed,
+            "eval_len": eval_len,
+            "perplexity": perplexity,
+        }
 
-    rows = [row("learned", 0, 16, 3.0), row("learned", 1, 16, 4.0), row("learned", 0, 32, None),
-            row("learned", 1, 32, None), row("alibi", 0, 16, 2.0), row("alibi", 0, 32, 2.5)]
+    rows = [
+        row("learned", 0, 16, 3.0),
+        row("learned", 1, 16, 4.0),
+        row("learned", 0, 32, None),
+        row("learned", 1, 32, None),
+        row("alibi", 0, 16, 2.0),
+        row("alibi", 0, 32, 2.5),
+    ]
     lines = [line.split() for line in summary.table(rows)]
     assert [["perplexity", "at", "16", "32"], ["learned", "3.500", "-"], ["alibi", "2.000", "2.500"]] == lines
 
@@ -250,11 +273,21 @@ def test_summary_shows_a_dash_where_there_is_no_answer():
 def test_lines_of_a_display_without_a_terminal(capsys):
     with progress.display(quiet=False) as shown:
         for step in range(10, 210, 10):
-            shown.update("a-seed0", {"phase": "train", "step": step, "steps": 200, "loss": 2.5,
-                                     "tokens_per_second": 1234.5, "elapsed": 1.0 * step})
+            shown.update(
+                "a-seed0",
+                {
+                    "phase": "train",
+                    "step": step,
+                    "steps": 200,
+                    "loss": 2.5,
+                    "tokens_per_second": 1234.5,
+                    "elapsed": 1.0 * step,
+                },
+            )
         for eval_len in (16, 32):
-            shown.update("a-seed0", {"phase": "evaluate", "step": 0, "steps": 9, "protocol": "windows",
-                                     "eval_len": eval_len})
+            shown.update(
+                "a-seed0", {"phase": "evaluate", "step": 0, "steps": 9, "protocol": "windows", "eval_len": eval_len}
+            )
         shown.update("a-seed0", {"phase": "done"})
     out, err = capsys.readouterr()
     lines = err.splitlines()
@@ -281,8 +314,10 @@ def test_live_display_shows_every_run(capsys):
     terminal = Terminal()
     with progress.display(quiet=False, stream=terminal) as shown:
         shown.say("2 runs")
-        shown.update("a-seed0", {"phase": "train", "step": 10, "steps": 20, "loss": 2.5, "tokens_per_second": 9.0,
-                                 "elapsed": 5.0})
+        shown.update(
+            "a-seed0",
+            {"phase": "train", "step": 10, "steps": 20, "loss": 2.5, "tokens_per_second": 9.0, "elapsed": 5.0},
+        )
         shown.update("b-seed0", {"phase": "failed", "error": "ended by signal 9"})
         shown.drawing.refresh()
     for words in ("2 runs", "a-seed0", "train 10/20", "2.500 nats/token", "5 s left", "ended by signal 9"):
@@ -301,9 +336,11 @@ def test_orphaned_worker_leaves_with_its_parent(home):
     """A study that is killed takes its workers along, so that a resume finds the folder in peace."""
     write_text(home / "text")
     out = home / "orphan"
-    script = ("import sys; from study_fixtures import TINY; from ropewalk.study import run\n"
-              "if __name__ == '__main__': run.run(TINY.replace(data=sys.argv[1], steps=10**6, encodings=('alibi',)),"
-              " sys.argv[2])")
+    script = (
+        "import sys; from study_fixtures import TINY; from ropewalk.study import run\n"
+        "if __name__ == '__main__': run.run(TINY.replace(data=sys.argv[1], steps=10**6, encodings=('alibi',)),"
+        " sys.argv[2])"
+    )
     (home / "orphan.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent)}
     command = [sys.executable, str(home / "orphan.py"), str(home / "text"), str(out)]

@@ -90,7 +90,7 @@ def test_text_too_short_names_the_length_that_would_fit(folder):
 
 def test_text_too_short_for_any_length_is_refused(tmp_path):
     (tmp_path / "note.txt").write_bytes(b"hello")
-    with pytest.raises(ValueError, match="data must be long enough to hold out 3 documents .*, got 5 tokens in 1 doc"):
+    with pytest.raises(ValueError, match=r"data must be long enough to hold out 3 documents .*, got 5 tokens in 1 doc"):
         data.load(TINY.replace(data=str(tmp_path)))
 
 
@@ -123,8 +123,9 @@ def tokenizer_file(tmp_path, folder):
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, show_progress=False,
-                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, show_progress=False, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    )
     tokenizer.train_from_iterator([words(2000, 5).decode(), "grün ist die Hoffnung"], trainer)
     path = tmp_path / "tokenizer.json"
     tokenizer.save(str(path))
@@ -208,22 +209,29 @@ def test_settings_survive_json_and_tell_their_differences():
 
 def test_settings_of_another_format_are_refused():
     with pytest.raises(ValueError, match="settings must have exactly the known fields, got a difference in novel, st"):
-        settings.Settings.from_json({"novel": 1, **{k: v for k, v in settings.Settings().to_json().items()
-                                                    if k != "steps"}})
+        settings.Settings.from_json(
+            {"novel": 1, **{k: v for k, v in settings.Settings().to_json().items() if k != "steps"}}
+        )
 
 
-@pytest.mark.parametrize(("change", "match"), [
-    ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
-    ({"encodings": ("rotary", "rotary")}, "encodings must be at least one value and all different, got"),
-    ({"encodings": ("a:b", "a_b")}, "encodings must have different folder names, got"),
-    ({"seeds": ()}, r"seeds must be at least one value and all different, got \[\]"),
-    ({"control_documents": 13}, "control_documents must be at most documents = 12, got 13"),
-    ({"num_heads": 3}, "model_dim must be a multiple of num_heads = 3, got 128"),
-    ({"dtype": "float16"}, "dtype must be auto, float32 or bfloat16, got 'float16'"),
-    ({"train_len": 4}, "train_len must be at least 8 tokens, got 4"),
-    ({"eval_lens": (512, 256)}, r"eval_lens must be in rising order, got \[512, 256\]"),
-    ({"eval_lens": (256, 384)}, r"eval_lens must be multiples of 4 that divide the longest \(384\), got 256\nhint: "),
-])
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+        ({"encodings": ("rotary", "rotary")}, "encodings must be at least one value and all different, got"),
+        ({"encodings": ("a:b", "a_b")}, "encodings must have different folder names, got"),
+        ({"seeds": ()}, r"seeds must be at least one value and all different, got \[\]"),
+        ({"control_documents": 13}, "control_documents must be at most documents = 12, got 13"),
+        ({"num_heads": 3}, "model_dim must be a multiple of num_heads = 3, got 128"),
+        ({"dtype": "float16"}, "dtype must be auto, float32 or bfloat16, got 'float16'"),
+        ({"train_len": 4}, "train_len must be at least 8 tokens, got 4"),
+        ({"eval_lens": (512, 256)}, r"eval_lens must be in rising order, got \[512, 256\]"),
+        (
+            {"eval_lens": (256, 384)},
+            r"eval_lens must be multiples of 4 that divide the longest \(384\), got 256\nhint: ",
+        ),
+    ],
+)
 def test_impossible_settings_are_refused(change, match):
     with pytest.raises(ValueError, match=match):
         settings.Settings(**change)

@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from study_fixtures import tiny
 
 import ropewalk as rw
 from ropewalk.study import attention, copying, evaluate, files, results, scoring, train, worker
+from study_fixtures import tiny
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,9 @@ def nats(line):
 
 
 def in_windows(model, tokens, length, see=math.inf):
-    parts = [token_losses(model, tokens[start : start + length + 1], see)
-             for start in range(0, len(tokens) - 1, length)]
+    parts = [
+        token_losses(model, tokens[start : start + length + 1], see) for start in range(0, len(tokens) - 1, length)
+    ]
     return torch.stack(parts)
 
 
@@ -77,7 +78,8 @@ def test_windows_score_the_same_tokens_at_every_length(cell, study):
         losses = [in_windows(model, block.tokens, length) for block in blocks]
         assert [near(part.sum().item()) for part in losses] == nats(line)
         assert [(block.id, 64, 64) for block in blocks] == [
-            (row["id"], row["tokens"], row["bytes"]) for row in line["documents"]]
+            (row["id"], row["tokens"], row["bytes"]) for row in line["documents"]
+        ]
         assert {"nats": near(sum(part.sum().item() for part in losses)), "tokens": 192} == line["last_256"]
 
 
@@ -156,12 +158,12 @@ def test_copy_scores_the_second_copy_after_its_cue(cell, study):
     assert torch.equal(rows[:, span : 2 * span], rows[:, -span:])
     line = lines["copy", 32]
     losses = torch.stack([token_losses(model, row) for row in rows])
-    second, first = losses[:, -(span - cue):], losses[:, span + cue - 1 : 2 * span - 1]
+    second, first = losses[:, -(span - cue) :], losses[:, span + cue - 1 : 2 * span - 1]
     assert (2, 2 * (span - cue), size) == (line["trials"], line["tokens"], line["bytes"])
     assert (near(second.sum().item()), near(first.sum().item())) == (line["nats"], line["first_nats"])
     with torch.inference_mode():
         guessed = model(rows[:, :-1]).argmax(-1) == rows[:, 1:]
-    assert near(guessed[:, -(span - cue):].double().mean().item()) == line["accuracy"]
+    assert near(guessed[:, -(span - cue) :].double().mean().item()) == line["accuracy"]
 
 
 def test_attention_maps_are_the_weights_that_the_model_uses(cell, study):
@@ -210,7 +212,14 @@ def test_learned_table_shows_why_it_cannot_answer(home, study):
     lines = {(line["protocol"], line["eval_len"]): line for line in files.read_lines(folder / "evaluation.jsonl")}
     refused = {key for key, line in lines.items() if line["reason"]}
     assert {"the learned table has 16 positions"} == {lines[key]["reason"] for key in refused}
-    assert {("windows", 32), ("windows", 64), ("sliding", 32), ("limited", 64), ("context", 32), ("copy", 16)} <= refused
+    assert {
+        ("windows", 32),
+        ("windows", 64),
+        ("sliding", 32),
+        ("limited", 64),
+        ("context", 32),
+        ("copy", 16),
+    } <= refused
     assert not {("windows", 16), ("sliding", 16), ("limited", 16), ("copy", 12)} & refused
     assert {None} == {lines[key]["documents"] for key in refused}
     row = results.row(lines["windows", 64])
@@ -223,9 +232,14 @@ def test_result_rows_say_what_the_lines_say(cell):
     line = lines["windows", 32]
     row = results.row(line)
     loss = sum(nats(line)) / 192
-    assert (line["encoding"], 0, "windows", 32, 192) == tuple(row[name] for name in (*results.COLUMNS[:4], "scored_tokens"))
+    assert (line["encoding"], 0, "windows", 32, 192) == tuple(
+        row[name] for name in (*results.COLUMNS[:4], "scored_tokens")
+    )
     assert (near(loss), near(loss / math.log(2)), near(math.exp(loss))) == (
-        row["loss_nats_per_byte"], row["bits_per_byte"], row["perplexity"])
+        row["loss_nats_per_byte"],
+        row["bits_per_byte"],
+        row["perplexity"],
+    )
     assert row["ci_low"] <= row["perplexity"] <= row["ci_high"]
     copied = results.row(lines["copy", 32])
     assert near(math.exp(lines["copy", 32]["nats"] / lines["copy", 32]["tokens"])) == copied["perplexity"]

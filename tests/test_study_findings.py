@@ -56,18 +56,34 @@ def test_gate_does_not_apply_without_rope_and_contrasts_are_made(tmp_path):
     assert len(rows) > 3
 
 
-def test_gate_does_not_apply_when_eight_times_was_not_evaluated(tmp_path):
-    study = evidence.load(write_study(tmp_path, headline={"rotary": (3.3, 3.5, 4.0, None, None)}, **HEADLINE_ALONE))
+def test_gate_does_not_apply_when_nothing_beyond_twice_was_evaluated(tmp_path):
+    study = evidence.load(write_study(tmp_path, headline={"rotary": (3.3, 3.5, None, None, None)}, **HEADLINE_ALONE))
     assert gate(study).state == "not applicable"
-    assert "both 256 and 2048" in gate(study).text
+    assert "both 256 and at least 1024" in gate(study).text
 
 
-@pytest.mark.parametrize(("rope", "alibi", "best", "said"), [
-    (3.30, 3.10, "alibi", "beats RoPE"),
-    (3.10, 3.30, "rotary", "beats ALiBi"),
-    (3.30, 3.285, "alibi", "beats RoPE, by less than 1 %"),
-    (3.30, 3.302, "rotary", "is as good as ALiBi within 1 %"),
-])
+@pytest.mark.parametrize(
+    ("rope", "state"),
+    [
+        ((3.3, 3.5, 3.3 * 1.30, None, None), "undertrained"),
+        ((3.3, 3.5, 3.3 * 1.33, None, None), "passed"),
+        ((3.3, 3.5, 9.0, None, 3.3 * 1.49), "undertrained"),
+        ((3.3, 3.5, 3.4, None, 3.3 * 1.51), "passed"),
+    ],
+)
+def test_gate_takes_the_nearest_length_where_eight_times_is_missing(tmp_path, rope, state):
+    assert gate(evidence.load(write_study(tmp_path, headline={"rotary": rope}, **HEADLINE_ALONE))).state == state
+
+
+@pytest.mark.parametrize(
+    ("rope", "alibi", "best", "said"),
+    [
+        (3.30, 3.10, "alibi", "beats RoPE"),
+        (3.10, 3.30, "rotary", "beats ALiBi"),
+        (3.30, 3.285, "alibi", "beats RoPE, by less than 1 %"),
+        (3.30, 3.302, "rotary", "is as good as ALiBi within 1 %"),
+    ],
+)
 def test_leader_within_the_training_length_follows_the_numbers(tmp_path, rope, alibi, best, said):
     headline = {"rotary": (rope, 4, 6, 10, 15), "alibi": (alibi, 3.1, 3.1, 3.1, 3.1)}
     finding = found(tmp_path, "within", headline=headline, **HEADLINE_ALONE)[0]
@@ -101,11 +117,14 @@ def test_a_learned_table_that_ends_says_so_with_its_reason(tmp_path):
     assert "gives no answer at 4096 tokens: the learned table has 256 positions" in finding.text
 
 
-@pytest.mark.parametrize(("limited", "said", "verdict_"), [
-    (3.05, "is as good as ALiBi with all of its context, within 1 %", "same"),
-    (2.90, "is even better than ALiBi", "better"),
-    (3.60, "is worse than ALiBi", "worse"),
-])
+@pytest.mark.parametrize(
+    ("limited", "said", "verdict_"),
+    [
+        (3.05, "is as good as ALiBi with all of its context, within 1 %", "same"),
+        (2.90, "is even better than ALiBi", "better"),
+        (3.60, "is worse than ALiBi", "worse"),
+    ],
+)
 def test_window_against_alibi(tmp_path, limited, said, verdict_):
     controls = {**CONTROLS, ("rotary", "limited"): (3.3, 3.2, 3.1, 3.1, limited)}
     finding = one(found(tmp_path, "window", controls=controls), limited="rotary", against="alibi")
@@ -115,17 +134,21 @@ def test_window_against_alibi(tmp_path, limited, said, verdict_):
     assert finding.numbers["closed"] == pytest.approx(1 - math.log(limited / 3.05) / math.log(gap), abs=0.01)
 
 
-@pytest.mark.parametrize(("limited", "said"), [
-    (3.05, "no measurable use"), (3.40, "is of use"), (2.80, "does harm")])
+@pytest.mark.parametrize(("limited", "said"), [(3.05, "no measurable use"), (3.40, "is of use"), (2.80, "does harm")])
 def test_window_against_the_same_model_without_it(tmp_path, limited, said):
     controls = {("alibi", "limited"): (3.25, 3.15, 3.1, 3.07, limited)}
     finding = one(found(tmp_path, "window", controls=controls), limited="alibi", against="alibi")
     assert said in finding.text
 
 
-@pytest.mark.parametrize(("near", "whole", "said"), [
-    (3.0, 2.8, "this model uses it"), (3.0, 3.001, "surviving a long input is not using it"),
-    (3.0, 3.4, "would be better without it")])
+@pytest.mark.parametrize(
+    ("near", "whole", "said"),
+    [
+        (3.0, 2.8, "this model uses it"),
+        (3.0, 3.001, "surviving a long input is not using it"),
+        (3.0, 3.4, "would be better without it"),
+    ],
+)
 def test_use_of_far_context(tmp_path, near, whole, said):
     finding = found(tmp_path, "context", context={"alibi": ((near, whole),) * 4}, controls={}, copies={})[0]
     assert said in finding.text
@@ -139,19 +162,26 @@ def test_copy_accuracy_over_distance(tmp_path, far, form):
     assert f"{100 * far:.0f} % at 2048" in finding.text
 
 
-@pytest.mark.parametrize(("slid", "said"), [
-    ((3.05,) * 5, "gains only in separate windows"),
-    ((3.25, 3.2, 3.1, 3.0, 2.9), "gains under both protocols"),
-])
+@pytest.mark.parametrize(
+    ("slid", "said"),
+    [
+        ((3.05,) * 5, "gains only in separate windows"),
+        ((3.25, 3.2, 3.1, 3.0, 2.9), "gains under both protocols"),
+    ],
+)
 def test_gain_with_length_is_credited_only_if_it_survives_sliding(tmp_path, slid, said):
     finding = one(found(tmp_path, "sliding", controls={("alibi", "sliding"): slid}), encoding="alibi")
     assert said in finding.text
 
 
-@pytest.mark.parametrize(("slid", "said"), [
-    ((3.16, 4.3, 8.0, 14, 25.0), "loses more when windows slide"),
-    ((3.16, 3.3, 3.5, 4, 5.0), "loses under both"),
-    (FLAT, "loses in separate windows only")])
+@pytest.mark.parametrize(
+    ("slid", "said"),
+    [
+        ((3.16, 4.3, 8.0, 14, 25.0), "loses more when windows slide"),
+        ((3.16, 3.3, 3.5, 4, 5.0), "loses under both"),
+        (FLAT, "loses in separate windows only"),
+    ],
+)
 def test_loss_with_length_under_both_protocols(tmp_path, slid, said):
     finding = one(found(tmp_path, "sliding", controls={("rotary", "sliding"): slid}), encoding="rotary")
     assert said in finding.text
@@ -166,7 +196,11 @@ def test_flat_under_both_protocols(tmp_path):
 def test_stretches_name_the_best_at_each_length_and_the_one_that_always_hurts(tmp_path):
     finding = one(found(tmp_path, "stretch"), encoding="rotary")
     assert finding.numbers["best"] == {
-        512: ("ntk", "better"), 1024: ("ntk", "better"), 2048: ("yarn", "better"), 4096: ("yarn", "better")}
+        512: ("ntk", "better"),
+        1024: ("ntk", "better"),
+        2048: ("yarn", "better"),
+        4096: ("yarn", "better"),
+    }
     assert finding.numbers["harmful"] == ["linear"]
     assert "each of these lengths: linear interpolation" in finding.text
 
@@ -195,10 +229,16 @@ def _first_documents(text, count):
     return "".join(json.dumps(line) + "\n" for line in kept)
 
 
-@pytest.mark.parametrize(("interval", "said"), [
-    (Interval(-0.02, -0.03, -0.005), "better"), (Interval(0.02, 0.005, 0.03), "worse"),
-    (Interval(-0.006, -0.0099, -0.001), "same"), (Interval(0.0, -0.02, 0.02), "undecided"),
-    (Interval(-0.5, None, None), "undecided")])
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        (Interval(-0.02, -0.03, -0.005), "better"),
+        (Interval(0.02, 0.005, 0.03), "worse"),
+        (Interval(-0.006, -0.0099, -0.001), "same"),
+        (Interval(0.0, -0.02, 0.02), "undecided"),
+        (Interval(-0.5, None, None), "undecided"),
+    ],
+)
 def test_verdict_needs_the_whole_interval(interval, said):
     assert verdict(interval) == said
 

@@ -60,20 +60,23 @@ def test_infinite_perplexity_is_infinite_not_an_error():
 ONE, TWO = documents([1.0]), documents([1.0, 2.0])
 
 
-@pytest.mark.parametrize(("function", "message"), [
-    (lambda: statistics.perplexity(1.0, 0), "tokens must be at least 1, got 0"),
-    (lambda: statistics.bits_per_byte(1.0, 0), "num_bytes must be at least 1, got 0"),
-    (lambda: statistics.bootstrap_ratio([1.0], [1.0, 2.0]), r"bottoms must be as long as tops \(1\), got 2"),
-    (lambda: statistics.bootstrap_ratio([1.0], [0.0]), "sum of bottoms must be positive, got 0"),
-    (lambda: statistics.bootstrap_ratio([1.0], [1.0], draws=0), "draws must be at least 1, got 0"),
-    (lambda: statistics.loss_interval(ONE, confidence=1.0), "confidence must be between 0 and 1, got 1"),
-    (lambda: statistics.wilson_interval(3, 2), r"hits must be between 0 and trials \(2\), got 3"),
-    (lambda: statistics.mean_and_sd([]), "number of values must be at least 1, got 0"),
-    (lambda: statistics.paired(ONE, documents([1.0], prefix="b")), "documents must be shared by both sides"),
-    (lambda: statistics.paired(ONE, documents([1.0], [99])), "doc0 must be scored on the same tokens by both"),
-    (lambda: statistics.mean_over_seeds([ONE, TWO]), "documents of every seed must be the same, got .'doc1'"),
-    (lambda: statistics.mean_over_seeds([ONE, documents([1.0], [9])]), "doc0 must be scored on the same"),
-])
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda: statistics.perplexity(1.0, 0), "tokens must be at least 1, got 0"),
+        (lambda: statistics.bits_per_byte(1.0, 0), "num_bytes must be at least 1, got 0"),
+        (lambda: statistics.bootstrap_ratio([1.0], [1.0, 2.0]), r"bottoms must be as long as tops \(1\), got 2"),
+        (lambda: statistics.bootstrap_ratio([1.0], [0.0]), "sum of bottoms must be positive, got 0"),
+        (lambda: statistics.bootstrap_ratio([1.0], [1.0], draws=0), "draws must be at least 1, got 0"),
+        (lambda: statistics.loss_interval(ONE, confidence=1.0), "confidence must be between 0 and 1, got 1"),
+        (lambda: statistics.wilson_interval(3, 2), r"hits must be between 0 and trials \(2\), got 3"),
+        (lambda: statistics.mean_and_sd([]), "number of values must be at least 1, got 0"),
+        (lambda: statistics.paired(ONE, documents([1.0], prefix="b")), "documents must be shared by both sides"),
+        (lambda: statistics.paired(ONE, documents([1.0], [99])), "doc0 must be scored on the same tokens by both"),
+        (lambda: statistics.mean_over_seeds([ONE, TWO]), "documents of every seed must be the same, got .'doc1'"),
+        (lambda: statistics.mean_over_seeds([ONE, documents([1.0], [9])]), "doc0 must be scored on the same"),
+    ],
+)
 def test_errors_say_must_and_got(function, message):
     with pytest.raises(ValueError, match=message):
         function()

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from study_fixtures import tiny
 from torch import nn
 
 import ropewalk as rw
 from ropewalk.study import files, optim, train
+from study_fixtures import tiny
 
 
 def quintic(matrix, steps=5):
@@ -48,8 +48,9 @@ def test_muon_agrees_with_torch_within_bfloat16():
     grads = [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(4)]
     mine, theirs = ([nn.Parameter(weight.clone()) for weight in start] for _ in range(2))
     got = trained(optim.Muon(mine, lr=0.02, weight_decay=0.1), mine, grads)
-    want = trained(torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="original"),
-                   theirs, grads)
+    want = trained(
+        torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="original"), theirs, grads
+    )
     for expected, value, first in zip(want, got, start, strict=True):
         moved = (expected - first).norm()
         assert 0.03 * moved > (expected - value).norm()
@@ -63,8 +64,9 @@ def test_muon_agrees_with_torch_within_bfloat16():
 def test_every_parameter_has_exactly_one_optimizer():
     model = rw.Transformer(10, rw.Learned(8, 16), model_dim=16, num_layers=1, num_heads=2)
     found = optim.optimizers(model, matrix_rate=0.02, vector_rate=0.002, weight_decay=0.1)
-    owned = [(p, group["weight_decay"], type(one)) for one in found for group in one.param_groups
-             for p in group["params"]]
+    owned = [
+        (p, group["weight_decay"], type(one)) for one in found for group in one.param_groups for p in group["params"]
+    ]
     assert len(list(model.parameters())) == len(owned) == len({id(p) for p, _, _ in owned})
     decay = {id(p): (weight_decay, kind) for p, weight_decay, kind in owned}
     assert (0.1, torch.optim.AdamW) == decay[id(model.embedding.weight)]
@@ -84,8 +86,10 @@ def test_rate_rises_then_falls_to_five_percent():
 
 def test_equal_seeds_give_equal_weights_whatever_the_encoding_learns(tmp_path):
     settings, corpus = tiny(tmp_path)
-    one, two, other = (train.build(settings, name, seed, corpus.vocab_size)
-                       for name, seed in (("rotary", 0), ("learned", 0), ("rotary", 1)))
+    one, two, other = (
+        train.build(settings, name, seed, corpus.vocab_size)
+        for name, seed in (("rotary", 0), ("learned", 0), ("rotary", 1))
+    )
     assert torch.equal(one.embedding.weight, two.embedding.weight)
     assert torch.equal(one.blocks[0].up.weight, two.blocks[0].up.weight)
     assert not torch.equal(one.embedding.weight, other.embedding.weight)
@@ -150,8 +154,10 @@ def test_stopped_training_goes_on_with_the_same_bits(tmp_path, stop):
         train.read_weights(folder / "model.safetensors", model)
     for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(one, two)
-    logs = [[(line["step"], line["loss_nats_per_token"]) for line in files.read_lines(folder / "train.jsonl")]
-            for folder in (straight, broken)]
+    logs = [
+        [(line["step"], line["loss_nats_per_token"]) for line in files.read_lines(folder / "train.jsonl")]
+        for folder in (straight, broken)
+    ]
     assert logs[0] == logs[1]
 
 
@@ -170,8 +176,9 @@ def test_bfloat16_training_keeps_float32_weights(tmp_path):
     assert {torch.float32} == {p.dtype for p in trainer.model.parameters()}
 
 
-@pytest.mark.parametrize(("seconds", "winner"), [((1.0, 0.5), "bfloat16"), ((1.0, 0.9), "float32"),
-                                                 ((1.0, 9.0), "float32")])
+@pytest.mark.parametrize(
+    ("seconds", "winner"), [((1.0, 0.5), "bfloat16"), ((1.0, 0.9), "float32"), ((1.0, 9.0), "float32")]
+)
 def test_dtype_race_needs_a_clear_winner(monkeypatch, seconds, winner):
     clock, ends = [0.0], iter([lap for lap in seconds for _ in range(5)])
 

@@ -1,34 +1,64 @@
-"""Ropewalk: position encodings for transformers, exact at any position and alike in every runtime."""
+"""Ropewalk: position encodings for transformers, exact at any position and alike in every runtime.
 
-from . import layouts as layouts
-from . import positions as positions
-from . import spectra as spectra
+Names are imported when they are first used, so that `ropewalk --help` need not wait for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
 from ._version import __version__ as __version__
-from .attention import Attention as Attention
-from .attention import KVCache as KVCache
-from .attention import attend as attend
-from .build import build as build
-from .encodings import ALiBi as ALiBi
-from .encodings import Compose as Compose
-from .encodings import Encoding as Encoding
-from .encodings import Hybrid as Hybrid
-from .encodings import Learned as Learned
-from .encodings import NoPE as NoPE
-from .encodings import Placement as Placement
-from .encodings import Rotary as Rotary
-from .encodings import Sinusoidal as Sinusoidal
-from .encodings import reposition as reposition
-from .encodings import rotate as rotate
-from .encodings import rotate_ as rotate_
-from .model import Transformer as Transformer
-from .spectra import Spectrum as Spectrum
 
-_LAZY = ("compat",)
+if TYPE_CHECKING:
+    from . import compat as compat
+    from . import kernels as kernels
+    from . import layouts as layouts
+    from . import phases as phases
+    from . import positions as positions
+    from . import spectra as spectra
+    from .attention import Attention as Attention
+    from .attention import KVCache as KVCache
+    from .attention import attend as attend
+    from .build import build as build
+    from .encodings import ALiBi as ALiBi
+    from .encodings import Compose as Compose
+    from .encodings import Encoding as Encoding
+    from .encodings import Hybrid as Hybrid
+    from .encodings import Learned as Learned
+    from .encodings import NoPE as NoPE
+    from .encodings import Placement as Placement
+    from .encodings import Rotary as Rotary
+    from .encodings import Sinusoidal as Sinusoidal
+    from .encodings import reposition as reposition
+    from .encodings import rotate as rotate
+    from .encodings import rotate_ as rotate_
+    from .model import Transformer as Transformer
+    from .spectra import Spectrum as Spectrum
+
+_MODULES = ("compat", "kernels", "layouts", "phases", "positions", "spectra")
+_HOME = {
+    "attention": ("Attention", "KVCache", "attend"),
+    "build": ("build",),
+    "encodings": (
+        *("ALiBi", "Compose", "Encoding", "Hybrid", "Learned", "NoPE", "Placement", "Rotary", "Sinusoidal"),
+        *("reposition", "rotate", "rotate_"),
+    ),
+    "model": ("Transformer",),
+    "spectra": ("Spectrum",),
+}
+_NAMES = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [*_MODULES, *_NAMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):
-    if name in _LAZY:
-        import importlib
-
+    if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
-    raise AttributeError(f"module 'ropewalk' has no attribute {name!r}")
+    if name not in _NAMES:
+        raise AttributeError(f"module 'ropewalk' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f".{_NAMES[name]}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

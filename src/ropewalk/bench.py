@@ -20,7 +20,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, tor
 CHECKED = (48, 640)
 SAMPLE_SECONDS = 0.002
 WARM_SECONDS = 0.1
+PROBED = 512
 ROUNDS = (3, 31)
 MODES = ("forward", "training")
 TUTORIAL = (
@@ -79,10 +80,8 @@ class Plan:
 
     def build(self, name: str) -> Encoding:
         """The encoding by its command-line name, with this plan's sizes."""
-        dims = {"head_dim": self.head_dim, "num_heads": self.num_heads}
-        longest = max(*self.lengths, *CHECKED)
-        encoding = build(name, model_dim=self.num_heads * self.head_dim, num_positions=longest, **dims)
-        return encoding.to(self.device)
+        dims = {"head_dim": self.head_dim, "num_heads": self.num_heads, "model_dim": self.num_heads * self.head_dim}
+        return build(name, num_positions=max(*self.lengths, *CHECKED), **dims).to(self.device)
 
 
 class Inputs:
@@ -166,8 +165,10 @@ def refusals(plan: Plan) -> dict[str, str]:
         for seq_len in CHECKED:
             gap = disagreement(plan, encoding, seq_len)
             if not gap <= TOLERANCE[plan.torch_dtype]:
-                refused[name] = (f"differs from the reference backend by {gap:.1e} of its largest value at {seq_len}"
-                                 f" tokens, more than {TOLERANCE[plan.torch_dtype]:.0e} allowed in {plan.dtype}")
+                refused[name] = (
+                    f"differs from the reference backend by {gap:.1e} of its largest value at {seq_len}"
+                    f" tokens, more than {TOLERANCE[plan.torch_dtype]:.0e} allowed in {plan.dtype}"
+                )
                 break
     return refused
 
@@ -182,9 +183,9 @@ def clock(plan: Plan) -> str:
     return "cpu" if torch.device(plan.device).type == "cpu" and torch.get_num_threads() == 1 else "wall"
 
 
-def seconds(plan: Plan, call: Callable[[], Any], repeats: int = 1) -> float:
-    """Time of one call, as the mean of `repeats` in a row."""
-    now = time.process_time if clock(plan) == "cpu" else time.perf_counter
+def seconds(plan: Plan, call: Callable[[], Any], repeats: int = 1, now: Callable[[], float] | None = None) -> float:
+    """Time of one call, as the mean of `repeats` in a row, by the plan's clock or by `now`."""
+    now = now or (time.process_time if clock(plan) == "cpu" else time.perf_counter)
     _synchronise(plan)
     started = now()
     for _ in range(repeats):
@@ -207,8 +208,7 @@ def peak_bytes(plan: Plan, call: Callable[[], Any]) -> int:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
         call()
-    recorded: Any = profiler.profiler
-    events = recorded.kineto_results.events()
+    events = cast(Any, profiler.profiler).kineto_results.events()
     steps = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     return max(itertools.accumulate((size for _, size in steps), initial=0))
 
@@ -240,7 +240,7 @@ class Length:
 
     def __init__(self, plan: Plan, steps: dict[str, Step], seq_len: int):
         self.plan, self.seq_len = plan, seq_len
-        self.inputs = inputs = Inputs(plan, seq_len)
+        inputs = Inputs(plan, seq_len)
         self.calls: dict[tuple[str, str], Callable[[], Any]] = {
             (name, mode): functools.partial(RUN[mode], step, inputs) for name, step in steps.items() for mode in MODES
         }
@@ -260,7 +260,7 @@ class Length:
     def round(self, number: int) -> None:
         """Time each call once; each round begins with another one."""
         keys = list(self.calls)
-        for key in keys[number % len(keys):] + keys[: number % len(keys)]:
+        for key in keys[number % len(keys) :] + keys[: number % len(keys)]:
             self.times[key].append(seconds(self.plan, self.calls[key], self.repeats[key]))
 
     def against_none(self, key: tuple[str, str]) -> dict[str, float]:
@@ -317,9 +317,16 @@ def run(plan: Plan | None = None, progress: Callable[[str], None] = lambda _: No
             measured[seq_len] = list(length.rows()), length.tutorial_row()
     rows = [row for seq_len in sorted(measured) for row in measured[seq_len][0]]
     return {
-        "format": 1, "settings": dataclasses.asdict(plan), "machine": machine(), "clock": clock(plan), "rows": rows,
-        "refused": refused, "skipped": skipped, "tutorial": [measured[seq_len][1] for seq_len in sorted(measured)],
-        "tutorial_note": TUTORIAL, "seconds": round(time.perf_counter() - started, 2),
+        "format": 1,
+        "settings": dataclasses.asdict(plan),
+        "machine": machine(),
+        "clock": clock(plan),
+        "rows": rows,
+        "refused": refused,
+        "skipped": skipped,
+        "tutorial": [measured[seq_len][1] for seq_len in sorted(measured)],
+        "tutorial_note": TUTORIAL,
+        "seconds": round(time.perf_counter() - started, 2),
     }
 
 
@@ -342,19 +349,26 @@ def _measure(
     progress(f"{seq_len} tokens")
     if left <= 0:
         return None
-    length = Length(plan, steps, seq_len)
-    started = time.perf_counter()
-    training(steps["none"], length.inputs)
     # warm-up, the fewest rounds and the memory pass of all variants; a forward pass is a third of a training pass,
     # what the tutorial does about two of those
-    if (time.perf_counter() - started) * (ROUNDS[0] + 2) * (len(steps) + 1) * 4 / 3 > left:
+    if _expected_seconds(plan, steps["none"], seq_len) * (ROUNDS[0] + 2) * (len(steps) + 1) * 4 / 3 > left:
         return None
+    started = time.perf_counter()
+    length = Length(plan, steps, seq_len)
     length.warm_up()
     number = 0
     while number < ROUNDS[0] or (number < ROUNDS[1] and time.perf_counter() - started < left / 3):
         length.round(number)
         number += 1
     return length
+
+
+def _expected_seconds(plan: Plan, step: Step, seq_len: int) -> float:
+    """Wall time of one training pass, from a short one: attention grows with the square of the length."""
+    probed = min(seq_len, PROBED)
+    call = functools.partial(training, step, Inputs(plan, probed))
+    call()
+    return seconds(plan, call, now=time.perf_counter) * (seq_len / probed) ** 2
 
 
 def machine() -> str:

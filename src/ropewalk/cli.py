@@ -7,18 +7,26 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(name="ropewalk", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  rich_markup_mode=None, help="Position encodings for transformers: train, compare, measure.")
+app = typer.Typer(
+    name="ropewalk", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 
 
-@app.callback()
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.",
-                                                   is_eager=True)] = False) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from ropewalk._version import __version__
 
         print(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def _ropewalk(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Position encodings for transformers: train, compare, measure."""
 
 
 def main() -> None:
@@ -44,11 +52,14 @@ def _integers(option: str, text: str | None) -> tuple[int, ...] | None:
 
 @app.command()
 def study(
-    preset: Annotated[str | None, typer.Option(help="smoke (seconds), quick (minutes, the default) or thorough.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="smoke (seconds), quick (minutes, the default) or thorough.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="stdlib, a file, a folder, or hf:NAME[:CONFIG].")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="byte, or a JSON file of the tokenizers library.")] = None,
-    encodings: Annotated[str | None, typer.Option(
-        help="Names separated by commas; + composes, module:Class loads your own.")] = None,
+    encodings: Annotated[
+        str | None, typer.Option(help="Names separated by commas; + composes, module:Class loads your own.")
+    ] = None,
     train_length: Annotated[int | None, typer.Option(help="Tokens seen in training.")] = None,
     eval_lengths: Annotated[str | None, typer.Option(help="Evaluation lengths, tokens, separated by commas.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds, counted from 0.")] = None,
@@ -68,10 +79,21 @@ def study(
 
     folder = out or f"runs/study-{preset or 'quick'}"
     settings = run.settings_for(
-        folder, preset=preset, resume=resume, data=data, tokenizer=tokenizer,
-        encodings=None if encodings is None else tuple(encodings.split(",")), train_len=train_length,
-        eval_lens=_integers("--eval-lengths", eval_lengths), seeds=None if seeds is None else tuple(range(seeds)),
-        steps=steps, batch_size=batch_size, documents=documents, device=device, dtype=dtype)
+        folder,
+        preset=preset,
+        resume=resume,
+        data=data,
+        tokenizer=tokenizer,
+        encodings=None if encodings is None else tuple(encodings.split(",")),
+        train_len=train_length,
+        eval_lens=_integers("--eval-lengths", eval_lengths),
+        seeds=None if seeds is None else tuple(range(seeds)),
+        steps=steps,
+        batch_size=batch_size,
+        documents=documents,
+        device=device,
+        dtype=dtype,
+    )
     if dry_run:
         planned = plan.plan(settings, jobs)
         print(json.dumps(planned) if as_json else summary.of_plan(planned))
@@ -83,3 +105,32 @@ def study(
         print(f"error: {cell}: {error}", file=sys.stderr)
     if ran["failed"]:
         raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    encodings: Annotated[str | None, typer.Option(help="Names separated by commas.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Sequence lengths, tokens, separated by commas.")] = None,
+    num_heads: Annotated[int, typer.Option(help="Query heads.")] = 8,
+    head_dim: Annotated[int, typer.Option(help="Channels per head.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="What the whole measurement may take.")] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="No progress; JSON on stdout.")] = False,
+) -> None:
+    """Measure time and memory of attention with each encoding, relative to attention without."""
+    from ropewalk import bench
+
+    plan = bench.Plan(
+        encodings=tuple(encodings.split(",")) if encodings else bench.ENCODINGS,
+        lengths=_integers("--lengths", lengths) or bench.LENGTHS,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        batch_size=batch_size,
+        dtype=dtype,
+        device=device,
+        budget_seconds=seconds,
+    )
+    result = bench.run(plan, (lambda _: None) if as_json else (lambda line: print(line, file=sys.stderr)))
+    print(json.dumps(result) if as_json else bench.table(result))

@@ -14,10 +14,14 @@ def message(name: str, condition: str, got: Any, hint: str = "") -> str:
     return f"{text}\nhint: {hint}" if hint else text
 
 
-def require(holds: bool, name: str, condition: str, got: Any, hint: str = "") -> None:
-    """Raise ValueError unless `holds`."""
+def require(holds: bool, name: str, condition: str, got: Any, *values: Any, hint: str = "") -> None:
+    """Raise ValueError unless `holds`.
+
+    `condition` may have fields {0}, {1}, ... for `values`.  They are filled in on failure only: a length that is
+    a symbol while compiling becomes a constant when it is printed.
+    """
     if not holds:
-        raise ValueError(message(name, condition, got, hint))
+        raise ValueError(message(name, condition.format(*values) if values else condition, got, hint))
 
 
 def require_count(value: Any, name: str, at_least: int = 1) -> int:

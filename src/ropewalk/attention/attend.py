@@ -11,6 +11,7 @@ from .sdpa import sdpa
 from .sight import look
 
 BACKENDS = ("auto", "reference", "sdpa")
+_BACKENDS = ", ".join(map(repr, BACKENDS))
 
 
 def attend(
@@ -76,7 +77,7 @@ def attend(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
-    require(backend in BACKENDS, "backend", "one of " + ", ".join(map(repr, BACKENDS)), repr(backend))
+    require(backend in BACKENDS, "backend", "one of " + _BACKENDS, repr(backend))
     for name, x in (("q", q), ("k", k), ("v", v)):
         require(x.ndim == 4, name, "of shape (batch, heads, seq, head_dim)", tuple(x.shape))
         if not x.is_floating_point():
@@ -84,8 +85,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
     if not q.dtype == k.dtype == v.dtype:
         hint = "a cache keeps the dtype it was filled with"
         raise TypeError(message("q, k and v", "of one dtype", f"{q.dtype}, {k.dtype}, {v.dtype}", hint))
-    require(q.shape[0] == k.shape[0], "k", f"of q's batch size ({q.shape[0]})", k.shape[0])
-    require(q.shape[-1] == k.shape[-1], "k", f"of q's head_dim ({q.shape[-1]})", k.shape[-1])
-    require(k.shape[:3] == v.shape[:3], "v", f"of k's shape {tuple(k.shape[:3])}", tuple(v.shape[:3]))
-    counts = f"{q.shape[1]} and {k.shape[1]}"
-    require(k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0, "q's heads", "a multiple of k's heads", counts)
+    require(q.shape[0] == k.shape[0], "k", "of q's batch size ({0})", k.shape[0], q.shape[0])
+    require(q.shape[-1] == k.shape[-1], "k", "of q's head_dim ({0})", k.shape[-1], q.shape[-1])
+    require(k.shape[:3] == v.shape[:3], "v", "of k's shape {0}", tuple(v.shape[:3]), tuple(k.shape[:3]))
+    require(
+        k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0,
+        "q's heads",
+        "a multiple of k's heads ({0})",
+        q.shape[1],
+        k.shape[1],
+    )

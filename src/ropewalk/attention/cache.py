@@ -72,8 +72,8 @@ class KVCache:
         if positions is None:
             positions = self.next_positions(k.shape[2], k.device)
         check_positions(positions)
-        require(k.shape[:3] == v.shape[:3], "v", f"of k's shape {tuple(k.shape[:3])}", tuple(v.shape[:3]))
-        require(positions.shape[-1] == k.shape[2], "positions", f"one per token ({k.shape[2]})", positions.shape[-1])
+        require(k.shape[:3] == v.shape[:3], "v", "of k's shape {0}", tuple(v.shape[:3]), tuple(k.shape[:3]))
+        require(positions.shape[-1] == k.shape[2], "positions", "one per token ({0})", positions.shape[-1], k.shape[2])
         self._check_same_kind(k, v)
         if self._positions is not None and positions.ndim != self._positions.ndim:
             positions = positions.expand(k.shape[0], -1)

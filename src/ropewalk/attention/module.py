@@ -119,7 +119,7 @@ def default_positions(
 
 def _check_padding(key_padding_mask: Tensor, k_len: int) -> None:
     fits = key_padding_mask.ndim == 2 and key_padding_mask.shape[1] == k_len
-    require(fits, "key_padding_mask", f"of shape (batch, {k_len}), the cache included", tuple(key_padding_mask.shape))
+    require(fits, "key_padding_mask", "of shape (batch, {0}), the cache included", tuple(key_padding_mask.shape), k_len)
 
 
 def _with_padding(mask: Tensor | None, key_padding_mask: Tensor | None, k_len: int) -> Tensor | None:

@@ -113,7 +113,7 @@ def look(
     q_documents = k_documents = None
     if documents is not None:
         k_documents = _rows("documents", documents, batch, k_len)
-        require(q_len <= k_len, "documents", "used with at most as many queries as keys", f"{q_len} queries")
+        require(q_len <= k_len, "documents", "used with at most as many queries as keys ({0})", q_len, k_len)
         q_documents = k_documents[:, k_len - q_len :]
     return Sight(
         q_pos, k_pos, aligned, causal, mask, q_documents, k_documents, _heads(heads, num_heads, q.device), encoding
@@ -124,7 +124,7 @@ def _heads(heads: Tensor | None, num_heads: int, device: torch.device) -> Tensor
     if heads is None:
         return torch.arange(num_heads, device=device)
     shape = tuple(heads.shape) if isinstance(heads, Tensor) else type(heads).__name__
-    require(shape == (num_heads,), "heads", f"a tensor of {num_heads} global head indices, one per query head", shape)
+    require(shape == (num_heads,), "heads", "a tensor of {0} global head indices, one per query head", shape, num_heads)
     return heads
 
 
@@ -133,7 +133,7 @@ def _rows(name: str, values: Tensor, batch: int, length: int) -> Tensor:
     positions.check_positions(values, name)
     rows = values if values.ndim == 2 else values[None]
     fits = rows.shape[-1] == length and rows.shape[0] in (1, batch)
-    require(fits, name, f"of shape ({length},) or ({batch}, {length})", tuple(values.shape))
+    require(fits, name, "of shape ({0},) or ({1}, {0})", tuple(values.shape), length, batch)
     return rows
 
 
@@ -142,7 +142,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
         hint = "mask >= 0 turns an additive mask into a boolean one; a bias belongs into an encoding"
         raise TypeError(message("mask", "bool (True = may attend)", f"dtype {mask.dtype}", hint))
     fits = mask.ndim <= 4 and all(m in (1, s) for m, s in zip(reversed(mask.shape), reversed(shape), strict=False))
-    require(fits and mask.ndim >= 2, "mask", f"broadcastable to {shape}", tuple(mask.shape))
+    require(fits and mask.ndim >= 2, "mask", "broadcastable to {0}", tuple(mask.shape), shape)
 
 
 def score_dtype(x: Tensor) -> torch.dtype:

@@ -262,13 +262,14 @@ def bias_shape(subject: Subject) -> Iterator[Finding]:
     head = torch.arange(subject.num_heads)[:, None, None]
     bias = encoding.bias(head, where[:, None], where)
     assert bias is not None
+    bias = bias.detach()
     diagonal = bias.diagonal(dim1=-2, dim2=-1)
     yield from differs("bias", "distance 0", torch.zeros_like(diagonal), diagonal, 0.0, "the distance is off by one")
     yield from differs(
         "bias", "9 tokens, both directions", bias.transpose(-1, -2), bias, 0.0, "future keys are rewarded"
     )
     if bool((bias > 0).any()):
-        yield Finding("bias", "9 tokens", "at most 0", f"{float(bias.max())}", "the sign of the distance")
+        yield Finding("bias", "9 tokens", "at most 0", f"{bias.max().item()}", "the sign of the distance")
     step = encoding.bias(head, where[-1:, None], where)
     assert step is not None
     if bool((step == step[..., :1]).all()):
@@ -278,6 +279,7 @@ def bias_shape(subject: Subject) -> Iterator[Finding]:
     far = torch.tensor([0, 1001, 3003])
     reach = encoding.bias(head, far[:, None], far)
     assert reach is not None
+    reach = reach.detach()
     expected, got = 3 * reach[:, 0, 1], reach[:, 0, 2]
     tolerance = float(expected.abs().max()) * rounding(torch.float32)
     yield from differs("bias", "distance 3003 against 1001", expected, got, tolerance, "distances in half precision")

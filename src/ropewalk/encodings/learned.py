@@ -38,7 +38,7 @@ class Learned(Encoding):
         elif positions.numel() and positions.device.type != "meta":
             least, most = positions.min().item(), positions.max().item()
             hint = f"rw.Learned(num_positions={most + 1}, ...) has to be trained for that length"
-            require(least >= 0 and most < limit, "positions", f"in [0, {limit})", f"{least} to {most}", hint)
+            require(least >= 0 and most < limit, "positions", f"in [0, {limit})", f"{least} to {most}", hint=hint)
         return Placement(positions)
 
     def embed(self, x: Float[Tensor, "batch seq model_dim"], at: Placement) -> Float[Tensor, "batch seq model_dim"]:

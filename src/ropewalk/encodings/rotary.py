@@ -10,6 +10,7 @@ from ..spectra import Spectrum
 from .base import Encoding, Placement, table_dtype
 
 LAYOUTS = ("half", "interleaved")
+_LAYOUTS = " or ".join(map(repr, LAYOUTS))
 
 
 class Rotary(Encoding):
@@ -46,9 +47,9 @@ class Rotary(Encoding):
             rotary_dim = 2 * len(spectrum.exact) if spectrum else head_dim
         self.rotary_dim = require_count(rotary_dim, "rotary_dim", at_least=2)
         hint = "rotary_dim=head_dim - 1 leaves the last channel as it is" if rotary_dim == head_dim else ""
-        require(rotary_dim % 2 == 0, "rotary_dim", "even", rotary_dim, hint)
+        require(rotary_dim % 2 == 0, "rotary_dim", "even", rotary_dim, hint=hint)
         require(rotary_dim <= head_dim, "rotary_dim", f"at most head_dim ({head_dim})", rotary_dim)
-        require(layout in LAYOUTS, "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
+        require(layout in LAYOUTS, "layout", _LAYOUTS, repr(layout))
         self.layout = layout
         self.spectrum = spectra.plain(rotary_dim, base) if spectrum is None else spectrum
         pairs = len(self.spectrum.exact)
@@ -70,7 +71,7 @@ class Rotary(Encoding):
     def query(
         self, q: Float[Tensor, "batch heads seq head_dim"], at: Placement
     ) -> Float[Tensor, "batch heads seq head_dim"]:
-        require(q.shape[-1] == self.head_dim, "the last axis", f"head_dim ({self.head_dim})", q.shape[-1])
+        require(q.shape[-1] == self.head_dim, "the last axis", "head_dim ({0})", q.shape[-1], self.head_dim)
         if q.dtype == torch.float64 and at.cos is not None and at.cos.dtype != torch.float64:
             at = self.at(at.positions, torch.float64)
         return rotate(q, at, self.layout)
@@ -99,7 +100,7 @@ class Rotary(Encoding):
 
 
 def _tables(x: Tensor, at: Placement, layout: str) -> tuple[Tensor, Tensor]:
-    require(layout in LAYOUTS, "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
+    require(layout in LAYOUTS, "layout", _LAYOUTS, repr(layout))
     if at.cos is None or at.sin is None:
         raise TypeError(message("at", "a rotary placement", "one without tables", hint="Rotary(...).at(positions)"))
     cos, sin = at.cos, at.sin
@@ -109,11 +110,11 @@ def _tables(x: Tensor, at: Placement, layout: str) -> tuple[Tensor, Tensor]:
     if not x.is_floating_point():
         raise TypeError(message("x", "a floating-point tensor", f"dtype {x.dtype}"))
     seq_len, width = cos.shape[-2], 2 * cos.shape[-1]
-    require(x.shape[-2] == seq_len, "x", f"as long as its positions ({seq_len})", f"{x.shape[-2]} tokens")
-    require(width <= x.shape[-1], "x", f"at least {width} channels wide", x.shape[-1])
+    require(x.shape[-2] == seq_len, "x", "as long as its positions ({0})", x.shape[-2], seq_len)
+    require(width <= x.shape[-1], "x", "at least {0} channels wide", x.shape[-1], width)
     if cos.ndim == 3:  # (batch, seq, pairs): one table per row, shared by its heads
         rows = cos.shape[0]
-        require(rows in (1, x.shape[0]), "positions", f"of {x.shape[0]} rows, or one for all", f"{rows} rows")
+        require(rows in (1, x.shape[0]), "positions", "of {0} rows, or of one for all", rows, x.shape[0])
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return cos, sin
 

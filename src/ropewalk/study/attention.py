@@ -26,9 +26,16 @@ def maps(model: rw.Transformer, block: Block, settings: Settings) -> dict:
     found = []
     for layer, weights in zip(layers, attention_weights(model, tokens, layers), strict=True):
         for head in heads:
-            found.append({"layer": layer, "head": head, "mean_distance": mean_distance(weights[head]),
-                          "weights": [[float(f"{value:.3g}") for value in row]
-                                      for row in shrink(weights[head], MAP_SIZE).tolist()]})
+            found.append(
+                {
+                    "layer": layer,
+                    "head": head,
+                    "mean_distance": mean_distance(weights[head]),
+                    "weights": [
+                        [float(f"{value:.3g}") for value in row] for row in shrink(weights[head], MAP_SIZE).tolist()
+                    ],
+                }
+            )
     return {"document": block.id, "seq_len": seq_len, "train_len": settings.train_len, "maps": found}
 
 
@@ -36,8 +43,14 @@ def attention_weights(model: rw.Transformer, tokens: Tensor, layers: list[int]) 
     """Softmax weights (heads, seq, seq) of the asked layers for one sequence, tokens (1, seq)."""
     inputs: dict[int, Tensor] = {}
     modules = [module for module in model.modules() if isinstance(module, rw.Attention)]
-    hooks = [modules[layer].register_forward_pre_hook(
-        lambda _module, arguments, layer=layer: inputs.__setitem__(layer, arguments[0])) for layer in layers]
+
+    def keep(layer: int):
+        def hook(_module, arguments) -> None:
+            inputs[layer] = arguments[0]
+
+        return hook
+
+    hooks = [modules[layer].register_forward_pre_hook(keep(layer)) for layer in layers]
     try:
         model.hidden(tokens)
     finally:
@@ -56,9 +69,10 @@ def layer_weights(layer: rw.Attention, x: Tensor) -> Tensor:
     q, k = layer.encoding.query(q, at), layer.encoding.key(k, at)
     k = k.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=1)
     score = (q @ k.mT)[0].float() / math.sqrt(q.size(-1))
-    if layer.encoding.has_bias:
-        heads = torch.arange(layer.num_heads, device=x.device)[:, None, None]
-        score = score + layer.encoding.bias(heads, positions[:, None], positions)
+    heads = torch.arange(layer.num_heads, device=x.device)[:, None, None]
+    bias = layer.encoding.bias(heads, positions[:, None], positions)
+    if bias is not None:
+        score = score + bias
     future = positions[:, None] < positions
     return score.masked_fill(future, -math.inf).softmax(-1).cpu()
 

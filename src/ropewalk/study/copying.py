@@ -9,10 +9,12 @@ from ropewalk.study.settings import Settings
 
 SPAN = 32
 
+
 def copy_span(settings: Settings) -> tuple[int, int]:
     """Tokens of the span that is repeated, and how many of its first tokens are only its cue."""
     span = max(2, min(SPAN, settings.train_len // 8))
     return span, span // 4
+
 
 def copy_distances(settings: Settings) -> list[int]:
     """Distances between the two copies: three within the training length, then the evaluation lengths."""
@@ -20,9 +22,11 @@ def copy_distances(settings: Settings) -> list[int]:
     inside = [quarter, 2 * quarter, 3 * quarter]
     return sorted({*inside, *(length for length in settings.eval_lens if length >= settings.train_len)})
 
+
 def copy_tokens(settings: Settings, distance: int) -> int:
     """Tokens that the model reads: some text, the span, filler, the span again without its last token."""
     return distance + 2 * copy_span(settings)[0] - 1
+
 
 def copy_rows(blocks: tuple[Block, ...], settings: Settings, distance: int) -> tuple[torch.Tensor, int]:
     """One row of tokens per trial, and the bytes of all scored tokens; every model gets the same rows.
@@ -40,6 +44,7 @@ def copy_rows(blocks: tuple[Block, ...], settings: Settings, distance: int) -> t
         copied = source[start : start + span]
         rows.append(torch.cat([text[:span], copied, text[span:distance], copied]))
     return torch.stack(rows), size
+
 
 @torch.inference_mode()
 def copy_task(scorer: Scorer, blocks: tuple[Block, ...], settings: Settings, distance: int) -> dict:
@@ -59,5 +64,14 @@ def copy_task(scorer: Scorer, blocks: tuple[Block, ...], settings: Settings, dis
             nats[index] += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").double().sum()
             hits[index] += int((logits.argmax(-1) == targets).sum())
     tokens = len(rows) * (span - cue)
-    return {"trials": len(rows), "span": span, "cue": cue, "tokens": tokens, "bytes": size, "nats": nats[1].item(),
-            "accuracy": hits[1] / tokens, "first_nats": nats[0].item(), "first_accuracy": hits[0] / tokens}
+    return {
+        "trials": len(rows),
+        "span": span,
+        "cue": cue,
+        "tokens": tokens,
+        "bytes": size,
+        "nats": nats[1].item(),
+        "accuracy": hits[1] / tokens,
+        "first_nats": nats[0].item(),
+        "first_accuracy": hits[0] / tokens,
+    }

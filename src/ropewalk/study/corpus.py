@@ -7,8 +7,19 @@ import sysconfig
 
 from ropewalk.errors import require
 
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data",
-                   "lib2to3", "ensurepip", "turtledemo", "__pycache__"}
+SKIPPED_FOLDERS = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "encodings",
+    "pydoc_data",
+    "lib2to3",
+    "ensurepip",
+    "turtledemo",
+    "__pycache__",
+}
 SMALLEST_SOURCE = 2048
 
 # WikiText keeps lines; an article starts at a heading of the first level
@@ -74,18 +85,22 @@ def from_datasets(name: str) -> Documents:
     """
     try:
         import datasets
+        from datasets.exceptions import DatasetsError
     except ImportError as error:
-        raise ImportError(f"data must be readable without the `datasets` library, got 'hf:{name}'\n"
-                          "hint: pip install 'ropewalk[text]'") from error
+        raise ImportError(
+            f"data must be readable without the `datasets` library, got 'hf:{name}'\nhint: pip install 'ropewalk[text]'"
+        ) from error
     place, _, config = (name, "", "") if pathlib.Path(name).exists() else name.partition(":")
     try:
         loaded = _load(datasets, place, config)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"data must be a dataset that `datasets` can load, got 'hf:{name}' "
-                         f"({str(error).splitlines()[0]})") from error
+    except (OSError, ValueError, DatasetsError) as error:
+        raise ValueError(
+            f"data must be a dataset that `datasets` can load, got 'hf:{name}' ({str(error).splitlines()[0]})"
+        ) from error
     rows = loaded["train"] if "train" in loaded else loaded[sorted(loaded)[0]]
-    columns = [column for column, kind in rows.features.items() if getattr(kind, "dtype", "") in
-               ("string", "large_string")]
+    columns = [
+        column for column, kind in rows.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")
+    ]
     require(bool(columns), "data", "a dataset with a column of text", f"columns {list(rows.features)}")
     texts = rows["text" if "text" in columns else columns[0]]
     return {f"{index:08d}": text.encode() for index, text in enumerate(_articles(texts)) if text}
@@ -105,8 +120,10 @@ def _articles(texts) -> list[str]:
     starts = [index for index, text in enumerate(texts) if ARTICLE.match(text.rstrip("\n"))]
     if not starts:
         return texts
-    return ["".join(line if line.endswith("\n") else line + "\n" for line in texts[start:end])
-            for start, end in zip(starts, [*starts[1:], len(texts)], strict=True)]
+    return [
+        "".join(line if line.endswith("\n") else line + "\n" for line in texts[start:end])
+        for start, end in zip(starts, [*starts[1:], len(texts)], strict=True)
+    ]
 
 
 def _walk(root: pathlib.Path):

@@ -38,8 +38,13 @@ class Corpus:
 
     def to_json(self) -> dict:
         """What identifies the text, for study.json."""
-        return {"name": self.name, "bytes": self.bytes, "documents": self.documents, "fingerprint": self.fingerprint,
-                "held_out": [block.id for block in self.held_out]}
+        return {
+            "name": self.name,
+            "bytes": self.bytes,
+            "documents": self.documents,
+            "fingerprint": self.fingerprint,
+            "held_out": [block.id for block in self.held_out],
+        }
 
 
 class Bytes:
@@ -60,13 +65,16 @@ class FromFile:
         try:
             import tokenizers
         except ImportError as error:
-            raise ImportError(f"tokenizer must be byte without the `tokenizers` library, got {path!r}\n"
-                              "hint: pip install 'ropewalk[text]'") from error
+            raise ImportError(
+                f"tokenizer must be byte without the `tokenizers` library, got {path!r}\n"
+                "hint: pip install 'ropewalk[text]'"
+            ) from error
         try:
             self.tokenizer = tokenizers.Tokenizer.from_file(path)
         except Exception as error:  # the library raises bare Exception for every unreadable file
-            raise ValueError(message("tokenizer", "byte or a JSON file of the tokenizers library",
-                                     f"{path!r} ({error})")) from error
+            raise ValueError(
+                message("tokenizer", "byte or a JSON file of the tokenizers library", f"{path!r} ({error})")
+            ) from error
         self.vocab_size = self.tokenizer.get_vocab_size()
 
     def encode(self, text: bytes) -> tuple[Tensor, Tensor]:
@@ -98,8 +106,15 @@ def load(settings: Settings) -> Corpus:
     encoder = tokenizer(settings.tokenizer)
     encoded = {name: encoder.encode(text) for name, text in documents.items()}
     train, held_out = split_or_refuse(encoded, settings)
-    return Corpus(settings.data, sum(map(len, documents.values())), len(documents), digest.hexdigest()[:16],
-                  encoder.vocab_size, train, held_out)
+    return Corpus(
+        settings.data,
+        sum(map(len, documents.values())),
+        len(documents),
+        digest.hexdigest()[:16],
+        encoder.vocab_size,
+        train,
+        held_out,
+    )
 
 
 def split_or_refuse(encoded: dict[str, tuple[Tensor, Tensor]], settings: Settings):
@@ -113,14 +128,24 @@ def split_or_refuse(encoded: dict[str, tuple[Tensor, Tensor]], settings: Setting
         fitting //= 2
     total = sum(len(tokens) for tokens, _ in encoded.values())
     if fitting < 8:
-        raise ValueError(message(
-            "data", f"long enough to hold out {settings.documents} documents beside {TRAIN_WINDOWS} windows of "
-            f"train_len = {settings.train_len}", f"{total} tokens in {len(encoded)} documents",
-            hint="a longer text, fewer --documents or a smaller --train-length"))
+        raise ValueError(
+            message(
+                "data",
+                f"long enough to hold out {settings.documents} documents beside {TRAIN_WINDOWS} windows of "
+                f"train_len = {settings.train_len}",
+                f"{total} tokens in {len(encoded)} documents",
+                hint="a longer text, fewer --documents or a smaller --train-length",
+            )
+        )
     lengths = [length for length in settings.eval_lens if length <= fitting] or [fitting]
-    raise ValueError(message(
-        "eval_lens", f"at most {fitting} for this text ({total} tokens, {settings.documents} documents held out)",
-        longest, hint=f"--eval-lengths {','.join(map(str, lengths))}"))
+    raise ValueError(
+        message(
+            "eval_lens",
+            f"at most {fitting} for this text ({total} tokens, {settings.documents} documents held out)",
+            longest,
+            hint=f"--eval-lengths {','.join(map(str, lengths))}",
+        )
+    )
 
 
 def split(encoded, longest: int, documents: int, train_len: int) -> tuple[Tensor, tuple[Block, ...]] | None:
@@ -131,7 +156,8 @@ def split(encoded, longest: int, documents: int, train_len: int) -> tuple[Tensor
     """
     needed = longest + 1
     if len(encoded) == 1:
-        encoded = parts(*next(iter(encoded.items())), needed)
+        [(name, only)] = encoded.items()
+        encoded = parts(name, only, needed)
     families: dict[str, list[str]] = {}
     for name in encoded:
         families.setdefault(family(name), []).append(name)

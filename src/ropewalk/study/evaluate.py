@@ -22,8 +22,9 @@ LAST = 256
 class Evaluation:
     """All questions to one trained model, in their order, each answered once and remembered in a file."""
 
-    def __init__(self, settings: Settings, encoding: str, seed: int, scorer: Scorer, corpus: Corpus,
-                 folder: pathlib.Path):
+    def __init__(
+        self, settings: Settings, encoding: str, seed: int, scorer: Scorer, corpus: Corpus, folder: pathlib.Path
+    ):
         self.settings, self.encoding, self.seed, self.scorer = settings, encoding, seed, scorer
         self.blocks = corpus.held_out
         self.controls = corpus.held_out[: settings.control_documents]
@@ -55,8 +56,16 @@ class Evaluation:
     def answer(self, protocol: str, length: int) -> dict:
         """One line; where the encoding cannot answer, its documents are null and `reason` says why."""
         started = time.perf_counter()
-        line = {"encoding": self.encoding, "seed": self.seed, "protocol": protocol, "eval_len": length,
-                "documents": None, "reason": self._refusal(protocol, length), "last_256": None, "by_position": None}
+        line = {
+            "encoding": self.encoding,
+            "seed": self.seed,
+            "protocol": protocol,
+            "eval_len": length,
+            "documents": None,
+            "reason": self._refusal(protocol, length),
+            "last_256": None,
+            "by_position": None,
+        }
         if line["reason"] is None:
             line |= getattr(self, f"_{'stretched' if protocol in STRETCHES else protocol}")(length, protocol)
         return line | {"seconds": round(time.perf_counter() - started, 3)}
@@ -138,7 +147,8 @@ def with_stretch(encoding: rw.Encoding, method: str, eval_len: int, train_len: i
     if isinstance(encoding, rw.Rotary):
         options = {"train_len": train_len} if method == "yarn" else {}
         spectrum = getattr(rw.spectra, method)(
-            encoding.rotary_dim, encoding.base or 10_000.0, stretch=max(1.0, eval_len / train_len), **options)
+            encoding.rotary_dim, encoding.base or 10_000.0, stretch=max(1.0, eval_len / train_len), **options
+        )
         return rw.Rotary(encoding.head_dim, layout=encoding.layout, spectrum=spectrum)
     changed = copy.deepcopy(encoding)
     for module in list(changed.modules()):

@@ -66,9 +66,8 @@ class Cell:
     evaluations: tuple[Evaluation, ...]
 
     def find(self, protocol: str, eval_len: int) -> Evaluation | None:
-        """The last line written for this protocol and length: a repeated run supersedes."""
-        found = [e for e in self.evaluations if (e.protocol, e.eval_len) == (protocol, eval_len)]
-        return found[-1] if found else None
+        """The answer to this protocol and length; None where it was not asked yet."""
+        return next((e for e in self.evaluations if (e.protocol, e.eval_len) == (protocol, eval_len)), None)
 
 
 @dataclass(frozen=True)
@@ -183,12 +182,12 @@ def load(folder: str | Path) -> Study:
     folder = Path(folder)
     head = _object(folder / "study.json")
     hint = "write one with `ropewalk study --out FOLDER`"
-    require(bool(head), "folder", "a study's (with study.json)", folder, hint)
+    require(bool(head), "folder", "a study's (with study.json)", folder, hint=hint)
     require(head.get("format") == 1, "the format of study.json", "1", head.get("format"))
     found = [_cell(path) for path in sorted((folder / "cells").glob("*")) if path.is_dir()]
     cells = tuple(cell for cell in found if cell is not None and cell.evaluations)
     hint = "continue it with `ropewalk study --resume --out FOLDER`"
-    require(bool(cells), "cells", "evaluated at least once", f"{len(found)} without evaluations", hint)
+    require(bool(cells), "cells", "evaluated at least once", f"{len(found)} without evaluations", hint=hint)
     return Study(
         settings=head.get("settings", {}),
         cells=cells,

@@ -22,8 +22,9 @@ from ropewalk.study.verdicts import label
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6d1f")
 INK, FAINT = "#24272b", "#d9dadc"
 # what each colour of a light page becomes on a dark one
-DARK = dict(zip(COLOURS, ("#56b4e9", "#ff8a3d", "#2fd6a3", "#e79ac5", "#f0c24b", "#a5d8f7", "#b0b0b0", "#c9a95a"),
-                strict=True)) | {INK: "#e8e6e1", FAINT: "#4a4d52"}
+DARK = dict(
+    zip(COLOURS, ("#56b4e9", "#ff8a3d", "#2fd6a3", "#e79ac5", "#f0c24b", "#a5d8f7", "#b0b0b0", "#c9a95a"), strict=True)
+) | {INK: "#e8e6e1", FAINT: "#4a4d52"}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 SIZE = (6.6, 4.2)
 
@@ -50,11 +51,27 @@ def _page() -> Iterator[Any]:
     from matplotlib.figure import Figure as Canvas
 
     looks: dict[Any, Any] = {
-        "svg.hashsalt": "ropewalk", "svg.fonttype": "path", "font.size": 12, "axes.titlesize": 12,
-        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-        "grid.color": FAINT, "axes.grid": True, "axes.spines.top": False, "axes.spines.right": False,
-        "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "legend.frameon": False,
-        "lines.linewidth": 2.0, "lines.markersize": 7, "font.family": "DejaVu Sans", "axes.axisbelow": True,
+        "svg.hashsalt": "ropewalk",
+        "svg.fonttype": "path",
+        "font.size": 12,
+        "axes.titlesize": 12,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "grid.color": FAINT,
+        "axes.grid": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "savefig.facecolor": "none",
+        "legend.frameon": False,
+        "lines.linewidth": 2.0,
+        "lines.markersize": 7,
+        "font.family": "DejaVu Sans",
+        "axes.axisbelow": True,
     }
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **looks, "backend": "agg"}):
         yield Canvas
@@ -91,21 +108,23 @@ def token_axis(axes: Any, ticks: Sequence[int], train_len: int | None, name: str
     handles, names = axes.get_legend_handles_labels()
     order = sorted(range(len(names)), key=lambda k: names[k] == "training length")
     columns = 2 if len(names) in (2, 4) else 3
-    axes.figure.legend([handles[k] for k in order], [names[k] for k in order], loc="outside upper center",
-                       ncols=columns, fontsize=11)
+    axes.figure.legend(
+        [handles[k] for k in order], [names[k] for k in order], loc="outside upper center", ncols=columns, fontsize=11
+    )
 
 
 def plain_log(axes: Any, values: Sequence[float]) -> None:
-    """A log axis whose labels are few plain numbers."""
-    axes.set_yscale("log")
+    """A log axis whose labels are few plain numbers; a linear one where values differ by little."""
     low, high = min(values), max(values)
-    steps = [s * 10.0**p for p in range(-3, 7) for s in (1, 1.5, 2, 3, 4, 5, 7)]
-    ticks = [step for step in steps if low * 0.95 <= step <= high * 1.05]
-    if len(ticks) < 3:
-        span = (high / low) ** (1 / 3)
-        ticks = [round(low * span**k, 2) for k in range(4)]
-    elif len(ticks) > 8:
-        ticks = [tick for tick in ticks if f"{tick:.0e}"[0] in "125" and f"{tick:g}".find("1.5") < 0]
+    if high < 2 * low:
+        return
+    axes.set_yscale("log")
+    steps = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1,))
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    choices = [
+        [s * 10.0**p for p in decades for s in some if low * 0.95 <= s * 10.0**p <= high * 1.05] for some in steps
+    ]
+    ticks = next((choice for choice in choices if len(choice) <= 8), choices[-1])
     axes.set_yticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
 
@@ -135,10 +154,11 @@ def perplexity(study: Study) -> Figure | None:
         axes = figure.add_subplot()
         for index, (name, row) in enumerate(rows.items()):
             means, lows, highs = zip(*row.values(), strict=True)
-            ends = [[max(0.0, m - low) for m, low in zip(means, lows, strict=True)],
-                    [max(0.0, high - m) for m, high in zip(means, highs, strict=True)]]
-            axes.errorbar(list(row), means, yerr=ends, label=label(name), capsize=3, elinewidth=1.2,
-                          **look(index))
+            ends = [
+                [max(0.0, m - low) for m, low in zip(means, lows, strict=True)],
+                [max(0.0, high - m) for m, high in zip(means, highs, strict=True)],
+            ]
+            axes.errorbar(list(row), means, yerr=ends, label=label(name), capsize=3, elinewidth=1.2, **look(index))
         plain_log(axes, [v for row in rows.values() for value in row.values() for v in value])
         token_axis(axes, lengths, study.train_len, "evaluation length, tokens")
         axes.set_ylabel("perplexity per token")
@@ -146,8 +166,9 @@ def perplexity(study: Study) -> Figure | None:
     bars = "one standard deviation over seeds" if len(study.seeds) > 1 else "95 % intervals over documents (unpaired)"
     caption = f"Perplexity over evaluation length, separate windows, {_seeds(study)}. Bars: {bars}."
     alt = " ".join(f"{label(name)}: {_series(row)}." for name, row in rows.items())
-    return make("perplexity", draw, caption, f"Perplexity at {_list(lengths)} tokens, trained at"
-                   f" {study.train_len}. {alt}")
+    return make(
+        "perplexity", draw, caption, f"Perplexity at {_list(lengths)} tokens, trained at {study.train_len}. {alt}"
+    )
 
 
 def _seeds(study: Study) -> str:
@@ -187,10 +208,14 @@ def position(study: Study) -> Figure | None:
         axes.set_ylabel("perplexity / best one there")
 
     last = edges[shown[-1]], edges[shown[-1] + 1]
-    words = [f"{label(name)} {_number(row[shown[0]])} at the start and {_number(row[shown[-1]])} in the last"
-             for name, row in ratios.items()]
-    caption = f"Perplexity by position in windows of {eval_len} tokens, divided by the best encoding's on the same" \
+    words = [
+        f"{label(name)} {_number(row[shown[0]])} at the start and {_number(row[shown[-1]])} in the last"
+        for name, row in ratios.items()
+    ]
+    caption = (
+        f"Perplexity by position in windows of {eval_len} tokens, divided by the best encoding's on the same"
         f" tokens (1 = best). The text's difficulty cancels. {_seeds(study)}."
+    )
     alt = f"Perplexity relative to the best encoding, by position; last bucket {last[0]} to {last[1]}. "
     return make("position", draw, caption, alt + "; ".join(words) + ".")
 
@@ -204,8 +229,10 @@ def relative_to_best(losses: dict[str, list[float | None]]) -> dict[str, list[fl
     columns = list(zip(*losses.values(), strict=True))
     best = [min((value for value in column if value is not None), default=None) for column in columns]
     return {
-        name: [None if value is None or low is None else statistics.exp(value - low)
-               for value, low in zip(row, best, strict=True)]
+        name: [
+            None if value is None or low is None else statistics.exp(value - low)
+            for value, low in zip(row, best, strict=True)
+        ]
         for name, row in losses.items()
     }
 
@@ -227,8 +254,10 @@ def use_of_context(study: Study) -> Figure | None:
         axes.axhline(0, color="#888888", linewidth=1.3, zorder=1)
         for index, (name, row) in enumerate(rows.items()):
             # saved is the negative of added, so the ends of the interval change places
-            ends = [[0.0 if g.high is None else max(0.0, g.high - g.estimate) for g in row.values()],
-                    [0.0 if g.low is None else max(0.0, g.estimate - g.low) for g in row.values()]]
+            ends = [
+                [0.0 if g.high is None else max(0.0, g.high - g.estimate) for g in row.values()],
+                [0.0 if g.low is None else max(0.0, g.estimate - g.low) for g in row.values()],
+            ]
             saved = [-gap.estimate for gap in row.values()]
             axes.errorbar(list(row), saved, yerr=ends, label=label(name), capsize=3, elinewidth=1.2, **look(index))
         axes.set_yscale("symlog", linthresh=0.05)
@@ -236,10 +265,14 @@ def use_of_context(study: Study) -> Figure | None:
         token_axis(axes, lengths, study.train_len, "evaluation length, tokens")
         axes.set_ylabel("loss saved, nats per token")
 
-    caption = f"What context beyond {study.train_len} tokens saves the tokens that have it (above 0: it is used;" \
+    caption = (
+        f"What context beyond {study.train_len} tokens saves the tokens that have it (above 0: it is used;"
         " below: it does harm). The axis is linear within ±0.05 and logarithmic outside. Bars: 95 % paired intervals."
-    words = [f"{label(name)}: " + ", ".join(f"{-gap.estimate:+.3f} at {n}" for n, gap in row.items())
-             for name, row in rows.items()]
+    )
+    words = [
+        f"{label(name)}: " + ", ".join(f"{-gap.estimate:+.3f} at {n}" for n, gap in row.items())
+        for name, row in rows.items()
+    ]
     return make("context", draw, caption, "Nats per token saved by far context. " + "; ".join(words) + ".")
 
 
@@ -262,16 +295,29 @@ def copying(study: Study) -> Figure | None:
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         for index, (name, row) in enumerate(rows.items()):
-            ends = [[100 * (s.estimate - s.low) for s in row.values()],
-                    [100 * (s.high - s.estimate) for s in row.values()]]
-            axes.errorbar(list(row), [100 * s.estimate for s in row.values()], yerr=ends, label=label(name),
-                          capsize=3, elinewidth=1.2, **look(index))
+            ends = [
+                [100 * (s.estimate - s.low) for s in row.values()],
+                [100 * (s.high - s.estimate) for s in row.values()],
+            ]
+            axes.errorbar(
+                list(row),
+                [100 * s.estimate for s in row.values()],
+                yerr=ends,
+                label=label(name),
+                capsize=3,
+                elinewidth=1.2,
+                **look(index),
+            )
         axes.set_ylim(0, 104)
         token_axis(axes, distances, study.train_len, "distance to the first copy, tokens")
         axes.set_ylabel("copied right, %")
 
-    caption = f"Accuracy in copying a repeated span over the distance between the copies, {_seeds(study)}." \
+    caption = (
+        f"Accuracy in copying a repeated span over the distance between the copies, {_seeds(study)}."
         " Bars: 95 % score intervals, taking trials as independent."
-    words = [f"{label(name)}: " + ", ".join(f"{100 * s.estimate:.0f} % at {d}" for d, s in row.items())
-             for name, row in rows.items()]
+    )
+    words = [
+        f"{label(name)}: " + ", ".join(f"{100 * s.estimate:.0f} % at {d}" for d, s in row.items())
+        for name, row in rows.items()
+    ]
     return make("copy", draw, caption, "Copy accuracy over distance. " + "; ".join(words) + ".")

@@ -78,5 +78,10 @@ def check_folder(folder: pathlib.Path, needed_bytes: int) -> None:
         raise OSError(message("out", "a folder that can be written", f"{folder} ({reason})")) from error
     free = shutil.disk_usage(folder).free
     if free < needed_bytes + SPARE_BYTES:
-        raise OSError(message("out", f"on a disk with {(needed_bytes + SPARE_BYTES) / 2**20:.0f} MiB free",
-                              f"{free / 2**20:.0f} MiB at {folder}"))
+        raise OSError(
+            message(
+                "out",
+                f"on a disk with {(needed_bytes + SPARE_BYTES) / 2**20:.0f} MiB free",
+                f"{free / 2**20:.0f} MiB at {folder}",
+            )
+        )

@@ -73,7 +73,7 @@ def ranking(study: Study, eval_len: int, topic: str) -> Iterator[Finding]:
     best = order[0]
     text = f"{where} the training length, at {eval_len} tokens, {label(best)} has the lowest perplexity:"
     text = f"{text} it {clauses}.{few(min(numbers['documents'] for _, numbers in contrasts))}"
-    if len(study.seeds) == 1:
+    if len(study.seeds) == 1 and topic == "within":
         text += " One seed: the intervals cover the choice of text, not another training run."
     yield Finding(topic, text, {"best": best, "eval_len": eval_len, "contrasts": [n for _, n in contrasts]})
 
@@ -251,8 +251,12 @@ def stretches(study: Study) -> Iterator[Finding]:
         if harmful:
             text += f" Worse than doing nothing at each of these lengths: {', '.join(map(label, harmful))}."
         count = min(len(study.documents(name, best, n)) for n, best in bests.items())
-        numbers = {"encoding": name, "harmful": harmful, "documents": count,
-                   "best": {n: (best, verdict(rows[n][best])) for n, best in bests.items()}}
+        numbers = {
+            "encoding": name,
+            "harmful": harmful,
+            "documents": count,
+            "best": {n: (best, verdict(rows[n][best])) for n, best in bests.items()},
+        }
         yield Finding("stretch", text + few(count), numbers)
 
 
@@ -273,7 +277,13 @@ def _best_stretch(eval_len: int, best: str, interval: Interval) -> str:
 
 
 TOPICS: tuple[Callable[[Study], Iterator[Finding]], ...] = (
-    within, beyond, window, context, copying, sliding, stretches
+    within,
+    beyond,
+    window,
+    context,
+    copying,
+    sliding,
+    stretches,
 )
 
 

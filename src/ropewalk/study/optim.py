@@ -66,48 +66,59 @@ class Muon(torch.optim.Optimizer):
         dtype: of the Newton-Schulz iteration.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float = 0.02, momentum: float = 0.95,
-                 weight_decay: float = 0.1, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        dtype: torch.dtype = torch.float32,
+    ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         # an attribute, since a dtype in a group would have to be pickled into the checkpoint
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         """One step over all matrices that have a gradient."""
         loss = None if closure is None else closure()
         for group in self.param_groups:
-            for matrices in _by_shape(group["params"]):
+            shapes: dict[torch.Size, list[nn.Parameter]] = {}
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    shapes.setdefault(matrix.shape, []).append(matrix)
+            for matrices in shapes.values():
                 self._step(matrices, group["lr"], group["momentum"], group["weight_decay"])
         return loss
 
     def _step(self, matrices: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
-        grads = [matrix.grad for matrix in matrices]
-        buffers = [self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix)) for matrix in matrices]
-        torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        update = torch._foreach_lerp(grads, buffers, momentum)
-        update = orthogonalize(torch.stack(update), dtype=self.dtype).to(matrices[0].dtype)
+        ahead = [self._gather(matrix, momentum) for matrix in matrices]
+        updates = orthogonalize(torch.stack(ahead), dtype=self.dtype).to(matrices[0].dtype)
         rows, columns = matrices[0].shape
-        torch._foreach_mul_(matrices, 1 - lr * weight_decay)
-        torch._foreach_add_(matrices, list(update.unbind()), alpha=-lr * math.sqrt(max(1.0, rows / columns)))
+        for matrix, update in zip(matrices, updates, strict=True):
+            matrix.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * math.sqrt(max(1.0, rows / columns)))
+
+    def _gather(self, matrix: nn.Parameter, momentum: float) -> Tensor:
+        """The gradient mixed with the running mean that it has just entered."""
+        assert matrix.grad is not None
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        state["momentum_buffer"].lerp_(matrix.grad, 1 - momentum)
+        return matrix.grad.lerp(state["momentum_buffer"], momentum)
 
 
-def _by_shape(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    shapes: dict[torch.Size, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        if parameter.grad is not None:
-            shapes.setdefault(parameter.shape, []).append(parameter)
-    return list(shapes.values())
-
-
-def optimizers(model: nn.Module, *, matrix_rate: float, vector_rate: float, weight_decay: float,
-               dtype: torch.dtype = torch.float32) -> list[torch.optim.Optimizer]:
+def optimizers(
+    model: nn.Module, *, matrix_rate: float, vector_rate: float, weight_decay: float, dtype: torch.dtype = torch.float32
+) -> list[torch.optim.Optimizer]:
     """Muon on the weights of linear layers, AdamW on embeddings (decayed) and on norms and the rest (not decayed)."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)} - embeddings
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [{"params": [p for p in parameters if id(p) in embeddings], "weight_decay": weight_decay},
-              {"params": [p for p in parameters if id(p) not in embeddings | linear], "weight_decay": 0.0}]
+    groups = [
+        {"params": [p for p in parameters if id(p) in embeddings], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if id(p) not in embeddings | linear], "weight_decay": 0.0},
+    ]
     groups = [group for group in groups if group["params"]]
     found: list[torch.optim.Optimizer] = []
     matrices = [p for p in parameters if id(p) in linear]

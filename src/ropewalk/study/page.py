@@ -45,8 +45,8 @@ dt { font-weight: 600; margin-top: .5rem; } dd { margin: 0 0 0 1.1rem; max-width
 def typeset(text: str) -> str:
     """Escaped text with real minus and multiplication signs, and no line broken before a per cent sign.
 
-    >>> typeset("-0.3 % & x 2.10").encode("ascii", "backslashreplace")
-    b'\\u22120.3\\xa0% &amp; \\xd7\\xa02.10'
+    >>> print(typeset("it falls by -0.3 & grows x 2.10"))
+    it falls by −0.3 &amp; grows ×\xa02.10
     """
     text = re.sub(r"(?<![\w-])-(?=\d)", "−", escape(text))
     return re.sub(r"(?<!\w)x (?=\d)", "×\u00a0", text).replace(" %", "\u00a0%")
@@ -89,8 +89,9 @@ def image(figure: Figure | None) -> str:
     """A figure within the page, in the colours of the reader's scheme; nothing for no figure."""
     if figure is None:
         return ""
-    light, dark = (f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
-                   for svg in (figure.light, figure.dark))
+    light, dark = (
+        f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}" for svg in (figure.light, figure.dark)
+    )
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img src="{light}" alt="{escape(figure.alt, quote=True)}"></picture>'

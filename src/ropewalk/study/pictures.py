@@ -36,10 +36,11 @@ def cost(study: Study, kind: str) -> Figure | None:
         axes.axhline(1, color="#888888", linewidth=1.3, zorder=1)
         for index, (name, row) in enumerate(rows.items()):
             middle, low, high = zip(*row.values(), strict=True)
-            ends = [[m - end for m, end in zip(middle, low, strict=True)],
-                    [end - m for m, end in zip(middle, high, strict=True)]]
-            axes.errorbar(list(row), middle, yerr=ends, label=label(name), capsize=3, elinewidth=1.2,
-                          **look(index))
+            ends = [
+                [m - end for m, end in zip(middle, low, strict=True)],
+                [end - m for m, end in zip(middle, high, strict=True)],
+            ]
+            axes.errorbar(list(row), middle, yerr=ends, label=label(name), capsize=3, elinewidth=1.2, **look(index))
         plain_log(axes, [1.0, *(end for row in rows.values() for ends in row.values() for end in ends)])
         axes.set_ylabel("relative to no encoding")
         token_axis(axes, lengths, None, "sequence length, tokens")
@@ -47,8 +48,9 @@ def cost(study: Study, kind: str) -> Figure | None:
     caption = f"Attention's {said} with each encoding, divided by attention without one (1 = free)."
     if kind == "time":
         caption += " Medians of interleaved rounds; bars: middle half of the rounds."
-    words = [f"{label(name)}: " + ", ".join(f"{ends[0]:.2f} at {n}" for n, ends in row.items())
-             for name, row in rows.items()]
+    words = [
+        f"{label(name)}: " + ", ".join(f"{ends[0]:.2f} at {n}" for n, ends in row.items()) for name, row in rows.items()
+    ]
     return make(f"cost-{kind}", draw, caption, f"Attention's {said}, relative to no encoding. {'; '.join(words)}.")
 
 
@@ -80,8 +82,10 @@ def attention(study: Study) -> Figure | None:
         bar = figure.colorbar(image, ax=grid, shrink=0.9 / math.sqrt(rows / 2), pad=0.02, label="weight per key")
         bar.set_ticks([1, 0.1, 0.01, 0.001, FLOOR], labels=["1", "0.1", "0.01", "0.001", "≤ 0.0001"])
 
-    caption = (f"Attention weights of trained heads on {longest} tokens of held-out text (counted from 0), one"
-               f" logarithmic scale for all. Dashed: the training length, {study.train_len}.")
+    caption = (
+        f"Attention weights of trained heads on {longest} tokens of held-out text (counted from 0), one"
+        f" logarithmic scale for all. Dashed: the training length, {study.train_len}."
+    )
     alt = f"Attention maps. {'; '.join(looks_back(study))}."
     return make("attention", draw, caption, alt, (1.6 + 1.9 * columns, 0.6 + 2.2 * rows))
 
@@ -90,10 +94,11 @@ def _one_map(axes: Any, entry: dict[str, Any], train_len: int, longest: int, nor
     seq_len = entry["seq_len"]
     keys = seq_len / len(entry["weights"])
     # what lies ahead stays unpainted
-    weights = [[max(value / keys, FLOOR) if key <= query else math.nan for key, value in enumerate(line)]
-               for query, line in enumerate(entry["weights"])]
-    image = axes.imshow(weights, norm=norm, cmap="magma_r",
-                        extent=(0, seq_len, seq_len, 0), interpolation="nearest")
+    weights = [
+        [max(value / keys, FLOOR) if key <= query else math.nan for key, value in enumerate(line)]
+        for query, line in enumerate(entry["weights"])
+    ]
+    image = axes.imshow(weights, norm=norm, cmap="magma_r", extent=(0, seq_len, seq_len, 0), interpolation="nearest")
     axes.grid(False)
     axes.set_visible(True)
     axes.set_xlim(0, longest)

@@ -29,9 +29,16 @@ def plan(settings: Settings, jobs: int | None = None) -> dict:
     seconds = math.fsum(cell_seconds(settings, encoding, corpus) for encoding in settings.encodings)
     at_once = min(jobs, cores, cells)
     total = seconds * len(settings.seeds) / at_once + settings.cost_seconds + 15
-    return {"cells": cells, "jobs": jobs, "cores": cores, "parameters": sizes,
-            "train_tokens": settings.steps * settings.batch_size * settings.train_len,
-            "estimated_minutes": round(total / 60, 1), "corpus": corpus.to_json(), "settings": settings.to_json()}
+    return {
+        "cells": cells,
+        "jobs": jobs,
+        "cores": cores,
+        "parameters": sizes,
+        "train_tokens": settings.steps * settings.batch_size * settings.train_len,
+        "estimated_minutes": round(total / 60, 1),
+        "corpus": corpus.to_json(),
+        "settings": settings.to_json(),
+    }
 
 
 def cell_seconds(settings: Settings, encoding: str, corpus: data.Corpus) -> float:

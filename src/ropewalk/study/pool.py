@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pathlib
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 from ropewalk.study import files, worker
 from ropewalk.study.settings import Settings, cell_name
@@ -39,7 +40,7 @@ class Running:
     """A cell at work."""
 
     cell: Cell
-    process: multiprocessing.process.BaseProcess
+    process: BaseProcess
     connection: Connection
     last: dict
 
@@ -69,8 +70,9 @@ def _start(context, cell: Cell, card: int, settings: Settings, fingerprint: str,
     if settings.device == "cuda":
         settings = settings.replace(device=f"cuda:{card}")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=worker.main, daemon=True, name=cell_name(*cell),
-                              args=(theirs, settings, *cell, fingerprint, str(out)))
+    process = context.Process(
+        target=worker.main, daemon=True, name=cell_name(*cell), args=(theirs, settings, *cell, fingerprint, str(out))
+    )
     process.start()
     theirs.close()
     return Running(cell, process, ours, {"phase": "start"})

@@ -28,11 +28,19 @@ def describe(fields: dict) -> tuple[str, str, str, str]:
     """What a worker reported, as (what it does, loss, speed, time left)."""
     if fields["phase"] == "train":
         left = (fields["steps"] - fields["step"]) / fields["step"] * fields["elapsed"]
-        return (f"train {fields['step']}/{fields['steps']}", f"{fields['loss']:.3f} nats/token",
-                f"{fields['tokens_per_second']:,.0f} tokens/s", f"{duration(left)} left")
+        return (
+            f"train {fields['step']}/{fields['steps']}",
+            f"{fields['loss']:.3f} nats/token",
+            f"{fields['tokens_per_second']:,.0f} tokens/s",
+            f"{duration(left)} left",
+        )
     if fields["phase"] == "evaluate":
-        return (f"evaluate {fields['step'] + 1}/{fields['steps']}",
-                f"{fields['protocol']} {fields['eval_len']}", "", "")
+        return (
+            f"evaluate {fields['step'] + 1}/{fields['steps']}",
+            f"{fields['protocol']} {fields['eval_len']}",
+            "",
+            "",
+        )
     return (fields.get("error", fields["phase"]), "", "", "")
 
 
@@ -97,8 +105,16 @@ class Live(Quiet):
         """The current state as a table."""
         from rich.table import Table
 
-        table = Table("run", "doing", "loss", "speed", "left", box=None,
-                      caption=f"{duration(time.monotonic() - self.started)} so far", caption_justify="left")
+        table = Table(
+            "run",
+            "doing",
+            "loss",
+            "speed",
+            "left",
+            box=None,
+            caption=f"{duration(time.monotonic() - self.started)} so far",
+            caption_justify="left",
+        )
         for cell, row in self.rows.items():
             table.add_row(cell, *row)
         return table

@@ -56,8 +56,11 @@ def html(study: Study, drawn: dict[str, Figure]) -> str:
         _positions(study, drawn),
         _controls(study),
         _context(study, drawn),
-        page.section("What trained heads attend to", page.image(drawn.get("attention")),
-                     page.bullets([f"{said}." for said in pictures.looks_back(study)])),
+        page.section(
+            "What trained heads attend to",
+            page.image(drawn.get("attention")),
+            page.bullets([f"{said}." for said in pictures.looks_back(study)]),
+        ),
         _cost(study, drawn),
         _origin(study),
     )
@@ -68,8 +71,10 @@ def _subject(study: Study) -> str:
     text = f"Models that differ only in their position encoding, trained on {study.train_len} tokens at a time"
     if size:
         text += f" from {size / 1e6:.2f} MB of text ({study.corpus.get('name', 'text')})"
-    documents = max((len(study.documents(name, "windows", n)) for name in study.encodings
-                     for n in study.lengths("windows")), default=0)
+    documents = max(
+        (len(study.documents(name, "windows", n)) for name in study.encodings for n in study.lengths("windows")),
+        default=0,
+    )
     seeds = f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}"
     return f"{text}, evaluated on {documents} whole held-out documents, {seeds}."
 
@@ -78,19 +83,26 @@ def _findings(study: Study) -> str:
     door = gate(study)
     rest = findings(study)[1:]
     topics = dict.fromkeys(finding.topic for finding in rest)
-    lists = [page.heading(TOPICS[topic]) + page.bullets([f.text for f in rest if f.topic == topic], "findings")
-             for topic in topics]
+    lists = [
+        page.heading(TOPICS[topic]) + page.bullets([f.text for f in rest if f.topic == topic], "findings")
+        for topic in topics
+    ]
     kind = door.state.replace(" ", "-")
     note = "Percentages are changes of perplexity; in brackets, 95 % intervals of a paired bootstrap over documents."
     note = note if rest else ""
-    return page.section("Findings", f'<div class="gate {kind}">{page.typeset(door.text)}</div>', *lists,
-                        page.paragraph(note, "soft"))
+    return page.section(
+        "Findings", f'<div class="gate {kind}">{page.typeset(door.text)}</div>', *lists, page.paragraph(note, "soft")
+    )
 
 
 def _headline(study: Study, drawn: dict[str, Figure]) -> str:
     return page.section(
-        "Perplexity over evaluation length", tables.headline(study), page.bullets(tables.reasons(study)),
-        page.image(drawn.get("perplexity")), tables.differences(study), tables.bits(study),
+        "Perplexity over evaluation length",
+        tables.headline(study),
+        page.bullets(tables.reasons(study)),
+        page.image(drawn.get("perplexity")),
+        tables.differences(study),
+        tables.bits(study),
     )
 
 
@@ -109,10 +121,16 @@ def _controls(study: Study) -> str:
 
 
 def _context(study: Study, drawn: dict[str, Figure]) -> str:
-    parts = [page.image(drawn.get("context")), tables.context(study), page.image(drawn.get("copy")),
-             tables.copying(study)]
-    note = page.paragraph("Surviving a long input is not using it. Two measures of use: the loss that far context"
-                          " saves, and finding a repeated span again.")
+    parts = [
+        page.image(drawn.get("context")),
+        tables.context(study),
+        page.image(drawn.get("copy")),
+        tables.copying(study),
+    ]
+    note = page.paragraph(
+        "Surviving a long input is not using it. Two measures of use: the loss that far context"
+        " saves, and finding a repeated span again."
+    )
     return page.section("Use of context", note, *parts) if any(parts) else ""
 
 
@@ -124,8 +142,13 @@ def _cost(study: Study, drawn: dict[str, Figure]) -> str:
     other = tables.tutorial(study)
     note = page.paragraph(study.cost["tutorial_note"]) if other else ""
     return page.section(
-        "What attention costs with each encoding", page.image(drawn.get("cost-time")),
-        page.image(drawn.get("cost-memory")), tables.cost(study), page.bullets(refused + skipped), note, other,
+        "What attention costs with each encoding",
+        page.image(drawn.get("cost-time")),
+        page.image(drawn.get("cost-memory")),
+        tables.cost(study),
+        page.bullets(refused + skipped),
+        note,
+        other,
     )
 
 
@@ -134,14 +157,26 @@ def _origin(study: Study) -> str:
     command = f"<pre><code>{escape(study.command)}</code></pre>" if study.command else ""
     return page.section(
         "How these numbers were made",
-        page.paragraph("The command that reproduces this study:") if command else "", command,
-        page.paragraph("Perplexity is exp(total nats / scored tokens); nothing is prepended to a window (no"
-                       " token for its beginning), for any encoding. Every length and every encoding scores the"
-                       " same held-out tokens; no window crosses a document."),
-        page.heading("Protocols"), page.definitions(used),
-        page.heading("Models"), tables.cells(study),
-        page.heading("Settings"), tables.facts("Everything that the results depend on.", study.settings),
+        page.paragraph("The command that reproduces this study:") if command else "",
+        command,
+        page.paragraph(
+            "Perplexity is exp(total nats / scored tokens); nothing is prepended to a window (no"
+            " token for its beginning), for any encoding. Every length and every encoding scores the"
+            " same held-out tokens; no window crosses a document."
+        ),
+        page.heading("Protocols"),
+        page.definitions(used),
+        page.heading("Models"),
+        tables.cells(study),
+        page.heading("Settings"),
+        tables.facts("Everything that the results depend on.", study.settings),
         page.heading("Text, software, machine"),
-        tables.facts("Where it ran.", {**{f"text: {key}": value for key, value in study.corpus.items()},
-                                       **study.versions, "machine": study.machine or tables.DASH}),
+        tables.facts(
+            "Where it ran.",
+            {
+                **{f"text: {key}": value for key, value in study.corpus.items()},
+                **study.versions,
+                "machine": study.machine or tables.DASH,
+            },
+        ),
     )

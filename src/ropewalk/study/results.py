@@ -6,8 +6,18 @@ import pathlib
 from ropewalk.study import files, statistics
 from ropewalk.study.settings import Settings, cell_name
 
-COLUMNS = ("encoding", "seed", "protocol", "eval_len", "loss_nats_per_byte", "bits_per_byte", "perplexity",
-           "scored_tokens", "ci_low", "ci_high")
+COLUMNS = (
+    "encoding",
+    "seed",
+    "protocol",
+    "eval_len",
+    "loss_nats_per_byte",
+    "bits_per_byte",
+    "perplexity",
+    "scored_tokens",
+    "ci_low",
+    "ci_high",
+)
 
 
 def finished_cells(out: pathlib.Path) -> list[pathlib.Path]:
@@ -27,16 +37,21 @@ def row(line: dict) -> dict:
         return values | {"reason": line["reason"]}
     if line["documents"] is None:
         return values | _loss(line["nats"], line["tokens"], line["bytes"]) | {"accuracy": line["accuracy"]}
-    documents = [statistics.Document(*(entry[name] for name in statistics.Document._fields))
-                 for entry in line["documents"]]
+    documents = [
+        statistics.Document(*(entry[name] for name in statistics.Document._fields)) for entry in line["documents"]
+    ]
     total = statistics.totals(documents)
     interval = statistics.perplexity_interval(documents)
     return values | _loss(total.nats, total.tokens, total.bytes) | {"ci_low": interval.low, "ci_high": interval.high}
 
 
 def _loss(nats: float, tokens: int, size: int) -> dict:
-    return {"loss_nats_per_byte": nats / size, "bits_per_byte": nats / size / math.log(2),
-            "perplexity": statistics.perplexity(nats, tokens), "scored_tokens": tokens}
+    return {
+        "loss_nats_per_byte": nats / size,
+        "bits_per_byte": nats / size / math.log(2),
+        "perplexity": statistics.perplexity(nats, tokens),
+        "scored_tokens": tokens,
+    }
 
 
 def rows(out: pathlib.Path) -> list[dict]:

@@ -19,8 +19,15 @@ from ropewalk.study.settings import preset as named
 OTHER_BYTES = 4 * 2**20
 
 
-def run(settings: Settings, out: str | pathlib.Path, *, jobs: int | None = None, resume: bool = False,
-        command: str = "", quiet: bool = False) -> dict:
+def run(
+    settings: Settings,
+    out: str | pathlib.Path,
+    *,
+    jobs: int | None = None,
+    resume: bool = False,
+    command: str = "",
+    quiet: bool = False,
+) -> dict:
     """Run a study into a folder, or go on with the one that it holds.
 
     Args:
@@ -58,8 +65,14 @@ def run(settings: Settings, out: str | pathlib.Path, *, jobs: int | None = None,
                 measure_cost(settings, out)
         rows = results.write(out)
         report = _write_report(out) if rows else None
-    return {"out": str(out), "cells": len(cells), "failed": failed, "results": rows,
-            "seconds": round(time.monotonic() - started, 1), "report": report}
+    return {
+        "out": str(out),
+        "cells": len(cells),
+        "failed": failed,
+        "results": rows,
+        "seconds": round(time.monotonic() - started, 1),
+        "report": report,
+    }
 
 
 def measure_cost(settings: Settings, out: pathlib.Path) -> None:
@@ -109,8 +122,10 @@ def stored(out: pathlib.Path) -> Settings:
 
 def parameters(settings: Settings, corpus: data.Corpus) -> dict[str, int]:
     """Trained numbers per encoding; builds each model, so a wrong name is refused here."""
-    return {encoding: sum(p.numel() for p in train.build(settings, encoding, 0, corpus.vocab_size).parameters())
-            for encoding in settings.encodings}
+    return {
+        encoding: sum(p.numel() for p in train.build(settings, encoding, 0, corpus.vocab_size).parameters())
+        for encoding in settings.encodings
+    }
 
 
 def check_out(out: pathlib.Path, resume: bool) -> None:
@@ -118,23 +133,32 @@ def check_out(out: pathlib.Path, resume: bool) -> None:
     if resume:
         require((out / "study.json").exists(), "out", "the folder of a study to resume", str(out))
     elif out.is_dir() and any(out.iterdir()):
-        raise ValueError(message("out", "a new or empty folder", str(out),
-                                 hint="--resume continues the study in it, --out names another folder"))
+        raise ValueError(
+            message(
+                "out",
+                "a new or empty folder",
+                str(out),
+                hint="--resume continues the study in it, --out names another folder",
+            )
+        )
 
 
 def check_same(out: pathlib.Path, settings: Settings, corpus: data.Corpus) -> None:
     """Refuse to mix results of different settings, texts or versions of torch in one folder."""
     study = files.read_json(out / "study.json")
-    changes = {name: f"{old!r} -> {new!r}" for name, (old, new) in
-               difference(Settings.from_json(study["settings"]), settings).items()}
+    changes = {
+        name: f"{old!r} -> {new!r}"
+        for name, (old, new) in difference(Settings.from_json(study["settings"]), settings).items()
+    }
     if study["corpus"]["fingerprint"] != corpus.fingerprint:
         changes["the text"] = f"{study['corpus']['fingerprint']} -> {corpus.fingerprint}"
     if study["versions"]["torch"] != torch.__version__:
         changes["torch"] = f"{study['versions']['torch']} -> {torch.__version__}"
     if changes:
         what = ", ".join(f"{name}: {change}" for name, change in changes.items())
-        raise ValueError(message("settings", "those of the study to resume", what,
-                                 hint="another --out starts a new study"))
+        raise ValueError(
+            message("settings", "those of the study to resume", what, hint="another --out starts a new study")
+        )
 
 
 def describe(settings: Settings, corpus: data.Corpus, command: str) -> dict:
@@ -143,8 +167,15 @@ def describe(settings: Settings, corpus: data.Corpus, command: str) -> dict:
     for package in ("safetensors", "tokenizers", "datasets"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    return {"format": FORMAT, "settings": settings.to_json(), "hash": settings.hash(), "versions": versions,
-            "machine": machine(settings.device), "command": command, "corpus": corpus.to_json()}
+    return {
+        "format": FORMAT,
+        "settings": settings.to_json(),
+        "hash": settings.hash(),
+        "versions": versions,
+        "machine": machine(settings.device),
+        "command": command,
+        "corpus": corpus.to_json(),
+    }
 
 
 def machine(device: str) -> str:

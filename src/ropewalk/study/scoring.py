@@ -1,6 +1,7 @@
 """Losses of held-out text, cut into windows in the two ways that a study reports."""
 
 import dataclasses
+import itertools
 import math
 
 import torch
@@ -28,8 +29,10 @@ class Scored:
         """Sums per document over the tokens from window position `first` on."""
         nats, sizes = self.nats[..., first:].sum((1, 2)), self.bytes[..., first:].sum((1, 2))
         tokens = self.nats[0, :, first:].numel()
-        return [{"id": name, "nats": total, "tokens": tokens, "bytes": size}
-                for name, total, size in zip(self.ids, nats.tolist(), sizes.tolist(), strict=True)]
+        return [
+            {"id": name, "nats": total, "tokens": tokens, "bytes": size}
+            for name, total, size in zip(self.ids, nats.tolist(), sizes.tolist(), strict=True)
+        ]
 
     def last(self, count: int) -> dict:
         """Sums over the last positions of every window."""
@@ -40,7 +43,7 @@ class Scored:
         """Sums between edges of the position within a window."""
         length = self.nats.size(-1)
         edges = position_edges(length)
-        cut = [self.nats[..., start:end] for start, end in zip(edges, edges[1:], strict=False)]
+        cut = [self.nats[..., start:end] for start, end in itertools.pairwise(edges)]
         return {"edges": edges, "nats": [part.sum().item() for part in cut], "tokens": [part.numel() for part in cut]}
 
 
@@ -98,8 +101,10 @@ class Scorer:
 
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         count = max(1, LOGITS_AT_ONCE // self.model.embedding.num_embeddings)
-        losses = [F.cross_entropy(self.logits(part), target, reduction="none")
-                  for part, target in zip(hidden.split(count), targets.split(count), strict=True)]
+        losses = [
+            F.cross_entropy(self.logits(part), target, reduction="none")
+            for part, target in zip(hidden.split(count), targets.split(count), strict=True)
+        ]
         return torch.cat(losses).cpu().double()
 
     def windows(self, blocks: tuple[Block, ...], length: int, mask: Tensor | None = None) -> Scored:

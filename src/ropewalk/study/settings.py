@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from typing import Any
 
 FORMAT = 1
 
@@ -53,8 +54,9 @@ class Settings:
 
     def to_json(self) -> dict:
         """Plain JSON values; `from_json` is its exact inverse."""
-        return {name: list(value) if isinstance(value, tuple) else value
-                for name, value in dataclasses.asdict(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
+        }
 
     @classmethod
     def from_json(cls, values: dict) -> "Settings":
@@ -63,7 +65,10 @@ class Settings:
         wrong = sorted(set(values) ^ known)
         if wrong:
             raise ValueError(f"settings must have exactly the known fields, got a difference in {', '.join(wrong)}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**fields)
 
     def hash(self) -> str:
         """Twelve hexadecimal digits that name these settings."""
@@ -77,13 +82,22 @@ def difference(a: Settings, b: Settings) -> dict[str, tuple]:
     >>> difference(Settings(), Settings(steps=10))
     {'steps': (1000, 10)}
     """
-    return {field.name: (getattr(a, field.name), getattr(b, field.name))
-            for field in dataclasses.fields(Settings)
-            if getattr(a, field.name) != getattr(b, field.name)}
+    return {
+        field.name: (getattr(a, field.name), getattr(b, field.name))
+        for field in dataclasses.fields(Settings)
+        if getattr(a, field.name) != getattr(b, field.name)
+    }
 
 
-def customize(base: Settings, *, train_len: int | None = None, eval_lens: tuple[int, ...] | None = None,
-              steps: int | None = None, documents: int | None = None, **others) -> Settings:
+def customize(
+    base: Settings,
+    *,
+    train_len: int | None = None,
+    eval_lens: tuple[int, ...] | None = None,
+    steps: int | None = None,
+    documents: int | None = None,
+    **others,
+) -> Settings:
     """`base` with what a user asked for (None: nothing), and what follows from it.
 
     Evaluation lengths keep their ratio to the training length, warm-up is at most a tenth of the steps, and controls
@@ -121,8 +135,17 @@ def preset(name: str) -> Settings:
     return PRESETS[name]
 
 
-POSITIVE = ("train_len", "steps", "batch_size", "model_dim", "num_layers", "num_heads", "documents",
-            "control_documents", "copy_trials")
+POSITIVE = (
+    "train_len",
+    "steps",
+    "batch_size",
+    "model_dim",
+    "num_layers",
+    "num_heads",
+    "documents",
+    "control_documents",
+    "copy_trials",
+)
 
 
 def _check(settings: Settings) -> None:
@@ -138,8 +161,9 @@ def _check(settings: Settings) -> None:
     if len(set(names)) != len(names):
         raise ValueError(f"encodings must have different folder names, got {names}")
     if settings.control_documents > settings.documents:
-        raise ValueError(f"control_documents must be at most documents = {settings.documents}, "
-                         f"got {settings.control_documents}")
+        raise ValueError(
+            f"control_documents must be at most documents = {settings.documents}, got {settings.control_documents}"
+        )
     if settings.model_dim % settings.num_heads:
         raise ValueError(f"model_dim must be a multiple of num_heads = {settings.num_heads}, got {settings.model_dim}")
     if settings.dtype not in ("auto", "float32", "bfloat16"):
@@ -156,16 +180,35 @@ def _check_lengths(settings: Settings) -> None:
         if length < 8 or length % 4 or settings.eval_lens[-1] % length:
             raise ValueError(
                 f"eval_lens must be multiples of 4 that divide the longest ({settings.eval_lens[-1]}), got {length}\n"
-                "hint: only then every length scores the same tokens; powers of two do, for example 256,512,1024")
+                "hint: only then every length scores the same tokens; powers of two do, for example 256,512,1024"
+            )
 
 
 PRESETS = {
     "smoke": Settings(
-        encodings=("rotary", "alibi"), train_len=32, eval_lens=(32, 64, 128), steps=30, batch_size=4, model_dim=32,
-        num_layers=2, num_heads=2, warmup_steps=5, documents=4, control_documents=2, copy_trials=4,
-        cost_seconds=2.0),
+        encodings=("rotary", "alibi"),
+        train_len=32,
+        eval_lens=(32, 64, 128),
+        steps=30,
+        batch_size=4,
+        model_dim=32,
+        num_layers=2,
+        num_heads=2,
+        warmup_steps=5,
+        documents=4,
+        control_documents=2,
+        copy_trials=4,
+        cost_seconds=2.0,
+    ),
     "quick": Settings(),
     "thorough": Settings(
-        encodings=("rotary", "alibi", "rotary+alibi", "nope", "sinusoidal", "learned"), seeds=(0, 1, 2), steps=2000,
-        batch_size=8, eval_lens=(256, 512, 1024, 2048, 4096, 8192), documents=16, control_documents=8, copy_trials=32),
+        encodings=("rotary", "alibi", "rotary+alibi", "nope", "sinusoidal", "learned"),
+        seeds=(0, 1, 2),
+        steps=2000,
+        batch_size=8,
+        eval_lens=(256, 512, 1024, 2048, 4096, 8192),
+        documents=16,
+        control_documents=8,
+        copy_trials=32,
+    ),
 }

@@ -9,20 +9,26 @@ from ropewalk.study.evidence import STRETCHES, Study
 from ropewalk.study.findings import accuracy
 from ropewalk.study.page import Cell, table
 from ropewalk.study.statistics import Interval
-from ropewalk.study.verdicts import gate, label
+from ropewalk.study.verdicts import gate, label, signed
 
 DASH = "—"
 MANY = 4
-SAID = {"windows": "separate windows", "sliding": "sliding windows", "limited": "window of the training length",
-        "linear": "linear interpolation", "ntk": "NTK", "yarn": "YaRN"}
+SAID = {
+    "windows": "separate windows",
+    "sliding": "sliding windows",
+    "limited": "window of the training length",
+    "linear": "linear interpolation",
+    "ntk": "NTK",
+    "yarn": "YaRN",
+}
 
 
-def signed(interval: Interval | None) -> str:
+def _difference(interval: Interval | None) -> str:
     """A difference with its interval under it; a dash for none."""
     if interval is None:
         return DASH
-    under = "" if interval.low is None else f"{interval.low:+.3f} to {interval.high:+.3f}"
-    return Cell(f"{interval.estimate:+.3f}", under)
+    ends = [signed(end, 3) for end in (interval.low, interval.high) if end is not None]
+    return Cell(signed(interval.estimate, 3), " to ".join(ends))
 
 
 def _spread(values: Sequence[float], interval: Interval | None = None) -> str:
@@ -55,8 +61,11 @@ def headline(study: Study) -> str:
             cells.append(Cell(text, getattr(text, "under", ""), "best") if best.get(length) == name else text)
         rows.append([label(name), *cells])
     many = len(study.seeds) > 1
-    under = f"mean ± standard deviation over {len(study.seeds)} seeds" if many else \
-        "under each its unpaired 95 % interval over documents; differences have far narrower ones, below"
+    under = (
+        f"mean ± standard deviation over {len(study.seeds)} seeds"
+        if many
+        else "under each its unpaired 95 % interval over documents; differences have far narrower ones, below"
+    )
     caption = f"Perplexity per token by evaluation length in tokens; {under}."
     return table(caption, _length_head("encoding", lengths), rows)
 
@@ -75,8 +84,10 @@ def reasons(study: Study) -> list[str]:
             reason = study.reason(name, "windows", length)
             if reason:
                 found.setdefault((name, reason), []).append(length)
-    return [f"{DASH} {label(name)} at {', '.join(map(str, lengths))} tokens: {reason}."
-            for (name, reason), lengths in found.items()]
+    return [
+        f"{DASH} {label(name)} at {', '.join(map(str, lengths))} tokens: {reason}."
+        for (name, reason), lengths in found.items()
+    ]
 
 
 def bits(study: Study) -> str:
@@ -94,12 +105,16 @@ def differences(study: Study) -> str:
     names, lengths = study.encodings, study.lengths("windows")
     best = _lowest(study, study.train_len)
     pairs = list(combinations(names, 2)) if len(names) <= MANY else [(best, n) for n in names if best and n != best]
-    rows = [[f"{label(two)} minus {label(one)}",
-             *(signed(study.gap((two, "windows"), (one, "windows"), n)) for n in lengths)] for one, two in pairs if one]
+    rows = []
+    for one, two in pairs:
+        gaps = [study.gap((two, "windows"), (one, "windows"), n) for n in lengths]
+        rows.append([f"{label(two)} minus {label(one)}", *map(_difference, gaps)])
     if not rows:
         return ""
-    caption = "Paired differences in nats per token on the same documents (negative: the first is better), with" \
+    caption = (
+        "Paired differences in nats per token on the same documents (negative: the first is better), with"
         " 95 % bootstrap intervals over documents."
+    )
     return table(caption, _length_head("difference", lengths), rows)
 
 
@@ -115,7 +130,8 @@ def controls(study: Study) -> str:
             rows.append([f"{label(name)}, {SAID[protocol]}", *cells])
     if not rows:
         return ""
-    count = len({row.id for name in study.encodings for n in lengths for row in study.documents(name, "limited", n)})
+    names = study.encodings
+    count = len({row.id for name in names for n in lengths for row in study.documents(name, "limited", n)})
     caption = f"Perplexity per token on the {count} control documents, so that the rows of one encoding compare."
     return table(caption, _length_head("protocol", lengths), rows)
 
@@ -134,19 +150,23 @@ def last_256(study: Study) -> str:
     rows = [[label(name), *(_spread(study.last_256(name, n)) for n in lengths)] for name in study.encodings]
     if not lengths:
         return ""
-    caption = "Perplexity per token over the last 256 positions of each window. Other text at each length: compare" \
+    caption = (
+        "Perplexity per token over the last 256 positions of each window. Other text at each length: compare"
         " encodings in a column, not lengths in a row."
+    )
     return table(caption, _length_head("encoding", lengths), rows)
 
 
 def context(study: Study) -> str:
     """What far context adds to the loss."""
     lengths = study.lengths("context")
-    rows = [[label(name), *(signed(study.added(name, n)) for n in lengths)] for name in study.encodings]
+    rows = [[label(name), *(_difference(study.added(name, n)) for n in lengths)] for name in study.encodings]
     if not any(cell != DASH for row in rows for cell in row[1:]):
         return ""
-    caption = f"What context beyond {study.train_len} tokens adds to the loss of the tokens that have it, nats per" \
+    caption = (
+        f"What context beyond {study.train_len} tokens adds to the loss of the tokens that have it, nats per"
         " token (negative: it helps), with paired 95 % intervals."
+    )
     return table(caption, _length_head("encoding", lengths), rows)
 
 
@@ -156,14 +176,18 @@ def copying(study: Study) -> str:
     rows = []
     for name in study.encodings:
         scores = [accuracy(study, name, distance) for distance in distances]
-        cells = [DASH if s is None else Cell(f"{100 * s.estimate:.0f} %", f"{100 * s.low:.0f} to {100 * s.high:.0f}")
-                 for s in scores]
+        cells = [
+            DASH if s is None else Cell(f"{100 * s.estimate:.0f} %", f"{100 * s.low:.0f} to {100 * s.high:.0f}")
+            for s in scores
+        ]
         if any(score is not None for score in scores):
             rows.append([label(name), *cells, _unseen(study, name)])
     if not rows:
         return ""
-    caption = "Tokens of a repeated span predicted right, by the distance between its copies in tokens, with 95 %" \
+    caption = (
+        "Tokens of a repeated span predicted right, by the distance between its copies in tokens, with 95 %"
         " score intervals over trials; last column: the same tokens where the span comes first."
+    )
     return table(caption, [*_length_head("encoding", distances), "unseen"], rows)
 
 
@@ -180,13 +204,17 @@ def cost(study: Study) -> str:
     rows = []
     for row in study.cost["rows"]:
         if row["name"] != "none":
-            cells = [Cell(f"{row[k]['ratio']:.2f}", f"{row[k]['low']:.2f} to {row[k]['high']:.2f}")
-                     for k in ("forward", "training")]
+            cells = [
+                Cell(f"{row[k]['ratio']:.2f}", f"{row[k]['low']:.2f} to {row[k]['high']:.2f}")
+                for k in ("forward", "training")
+            ]
             peaks = [f"{row[f'{k}_memory']['ratio']:.2f}" for k in ("forward", "training")]
             rows.append([_cost_name(row["name"]), str(row["seq_len"]), *cells, *peaks])
     head = ["attention with", "tokens", "forward", "forward + backward", "peak memory, f", "peak memory, f + b"]
-    caption = f"Relative to this library's attention without an encoding; median and middle half of interleaved" \
+    caption = (
+        f"Relative to this library's attention without an encoding; median and middle half of interleaved"
         f" rounds ({study.cost['clock']} time, {study.cost['machine']})."
+    )
     return table(caption, head, rows)
 
 
@@ -198,8 +226,15 @@ def tutorial(study: Study) -> str:
     """The comparison that leaves attention out."""
     if not study.cost or not study.cost.get("tutorial"):
         return ""
-    rows = [[str(row["seq_len"]), f"{row['build_bias']['ratio']:.3f}", f"{row['rotate']['ratio']:.3f}",
-             f"{row['bias_bytes'] / 2**20:.1f}"] for row in study.cost["tutorial"]]
+    rows = [
+        [
+            str(row["seq_len"]),
+            f"{row['build_bias']['ratio']:.3f}",
+            f"{row['rotate']['ratio']:.3f}",
+            f"{row['bias_bytes'] / 2**20:.1f}",
+        ]
+        for row in study.cost["tutorial"]
+    ]
     head = ["tokens", "build the bias", "rotate q and k", "size of the bias, MiB"]
     return table("Relative to one forward attention without an encoding.", head, rows)
 
@@ -228,6 +263,7 @@ def cells(study: Study) -> str:
 
 def facts(caption: str, values: dict[str, Any]) -> str:
     """A table of names and values."""
+
     def say(value: Any) -> str:
         return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 

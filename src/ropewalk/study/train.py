@@ -29,8 +29,13 @@ def build(settings: Settings, encoding: str, seed: int, vocab_size: int) -> rw.T
     sizes = {"model_dim": settings.model_dim, "num_layers": settings.num_layers, "num_heads": settings.num_heads}
     torch.manual_seed(seed)
     plain = rw.Transformer(vocab_size, rw.NoPE(), **sizes)
-    built = rw.build(encoding, head_dim=settings.head_dim, num_heads=settings.num_heads,
-                     model_dim=settings.model_dim, num_positions=settings.train_len)
+    built = rw.build(
+        encoding,
+        head_dim=settings.head_dim,
+        num_heads=settings.num_heads,
+        model_dim=settings.model_dim,
+        num_positions=settings.train_len,
+    )
     model = rw.Transformer(vocab_size, built, **sizes)
     model.load_state_dict(plain.state_dict(), strict=False)
     return model
@@ -41,12 +46,12 @@ def faster_dtype(device: str, size: int = 256, repeats: int = 5) -> str:
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         left = torch.randn(size, size, device=device).to(dtype)
-        left @ left
+        torch.mm(left, left)
         laps = []
         for _ in range(repeats):
             _wait(device)
             start = time.perf_counter()
-            left @ left
+            torch.mm(left, left)
             _wait(device)
             laps.append(time.perf_counter() - start)
         seconds[dtype] = statistics.median(laps)
@@ -71,7 +76,8 @@ def loss_of(model: rw.Transformer, inputs: Tensor, targets: Tensor) -> Tensor:
     if slices == 1:
         return _summed(model, hidden, targets) / len(targets)
     parts = zip(hidden.chunk(slices), targets.chunk(slices), strict=True)
-    return sum(recompute(_summed, model, *part, use_reentrant=False) for part in parts) / len(targets)
+    losses = [recompute(_summed, model, *part, use_reentrant=False) for part in parts]
+    return torch.stack(losses).sum() / len(targets)
 
 
 def _summed(model: rw.Transformer, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -86,8 +92,12 @@ class Trainer:
         self.model = build(settings, encoding, seed, corpus.vocab_size).to(settings.device)
         muon_dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
         self.optimizers = optim.optimizers(
-            self.model, matrix_rate=settings.matrix_rate, vector_rate=settings.vector_rate,
-            weight_decay=settings.weight_decay, dtype=muon_dtype)
+            self.model,
+            matrix_rate=settings.matrix_rate,
+            vector_rate=settings.vector_rate,
+            weight_decay=settings.weight_decay,
+            dtype=muon_dtype,
+        )
         self.parameters = [p for group in self.optimizers for g in group.param_groups for p in g["params"]]
         self.step = 0
         self.seconds = 0.0
@@ -116,8 +126,16 @@ class Trainer:
     def save(self) -> None:
         """Everything that the next step depends on, replaced at once."""
         buffer = io.BytesIO()
-        torch.save({"step": self.step, "seconds": self.seconds, "loss": self.loss, "model": self.model.state_dict(),
-                    "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}, buffer)
+        torch.save(
+            {
+                "step": self.step,
+                "seconds": self.seconds,
+                "loss": self.loss,
+                "model": self.model.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            },
+            buffer,
+        )
         files.write_bytes(self.state_path, buffer.getvalue())
 
     def restore(self) -> None:
@@ -145,10 +163,18 @@ class Trainer:
             self.loss = math.fsum(losses) / len(losses)
             self._check_finite()
             speed = len(losses) * self.settings.batch_size * self.settings.train_len / seconds
-            files.append_line(self.folder / "train.jsonl", {
-                "step": self.step, "loss_nats_per_token": self.loss, "tokens_per_second": round(speed, 1)})
-            report(phase="train", step=self.step, steps=self.settings.steps, loss=self.loss, tokens_per_second=speed,
-                   elapsed=self.seconds)
+            files.append_line(
+                self.folder / "train.jsonl",
+                {"step": self.step, "loss_nats_per_token": self.loss, "tokens_per_second": round(speed, 1)},
+            )
+            report(
+                phase="train",
+                step=self.step,
+                steps=self.settings.steps,
+                loss=self.loss,
+                tokens_per_second=speed,
+                elapsed=self.seconds,
+            )
             if self.step % save_every == 0:
                 self.save()
             losses, since = [], time.perf_counter()
@@ -156,14 +182,18 @@ class Trainer:
 
     def _check_finite(self) -> None:
         if not math.isfinite(self.loss):
-            raise ValueError(f"loss must be finite, got {self.loss} at step {self.step}\n"
-                             "hint: lower rates, or --dtype float32")
+            raise ValueError(
+                f"loss must be finite, got {self.loss} at step {self.step}\nhint: lower rates, or --dtype float32"
+            )
 
     def save_weights(self) -> None:
         """The trained weights, with how they came about, and no more state to continue from."""
         tokens = self.settings.steps * self.settings.batch_size * self.settings.train_len
-        summary = {"train_seconds": self.seconds, "train_loss": self.loss,
-                   "tokens_per_second": tokens / max(self.seconds, 1e-9)}
+        summary = {
+            "train_seconds": self.seconds,
+            "train_loss": self.loss,
+            "tokens_per_second": tokens / max(self.seconds, 1e-9),
+        }
         write_weights(self.folder / "model.safetensors", self.model, summary)
         self.state_path.unlink(missing_ok=True)
 

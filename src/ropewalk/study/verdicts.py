@@ -1,5 +1,6 @@
 """What one paired difference or one ratio allows to be said, and how it is said."""
 
+import math
 from dataclasses import dataclass
 
 from ropewalk.study import statistics
@@ -8,6 +9,7 @@ from ropewalk.study.statistics import Interval
 
 GATE_STRETCH = 8
 GATE_RATIO = 1.5
+GATE_SHORTEST = 4
 # perplexities within 1 % of each other count as equally good, if the whole interval says so
 SAME_NATS = 0.01
 # with five documents even a perfect agreement in sign happens by chance in 6 % of cases
@@ -42,23 +44,39 @@ class Gate:
 
 
 def gate(study: Study) -> Gate:
-    """RoPE at eight times its training length must be at least 1.5 times worse than within it."""
-    near, far = study.train_len, GATE_STRETCH * study.train_len
+    """RoPE at eight times its training length must be at least 1.5 times worse than within it.
+
+    Where eight times was not evaluated, the next longer length stands in for it, or one of at least four times
+    with the root of 1.5 that belongs to it (perplexity grows about as a power of the length).
+    """
     unknown = "so nothing shows whether training was long enough."
     if "rotary" not in study.encodings:
         return Gate("not applicable", f"No plain RoPE in this study, {unknown}")
-    inside, beyond = (study.perplexities("rotary", "windows", length) for length in (near, far))
-    if not inside or not beyond:
-        return Gate("not applicable", f"RoPE was not evaluated at both {near} and {far} tokens, {unknown}")
-    ratio = statistics.mean_and_sd(beyond)[0] / statistics.mean_and_sd(inside)[0]
+    near = study.train_len
+    means = {
+        n: statistics.mean_and_sd(v)[0]
+        for n in study.lengths("windows")
+        if (v := study.perplexities("rotary", "windows", n))
+    }
+    far = _gate_length(near, [n for n in means if n >= GATE_SHORTEST * near])
+    if near not in means or far is None:
+        missing = f"RoPE was not evaluated at both {near} and at least {GATE_SHORTEST * near} tokens"
+        return Gate("not applicable", f"{missing}, {unknown}")
+    ratio, wanted = means[far] / means[near], GATE_RATIO ** min(1, math.log(far / near, GATE_STRETCH))
     seen = f"RoPE's perplexity at {far} tokens is {ratio:.2f} times that at {near}"
-    if ratio < GATE_RATIO:
+    if ratio < wanted:
         text = (
-            f"Undertrained: contrasts are not meaningful. {seen}, less than {GATE_RATIO}: a model that has not"
+            f"Undertrained: contrasts are not meaningful. {seen}, less than {wanted:.2g}: a model that has not"
             " yet learned to use positions cannot show what happens when they are new. Train for more steps."
         )
         return Gate("undertrained", text, ratio)
-    return Gate("passed", f"{seen}, at least {GATE_RATIO}: the models have learned to use positions.", ratio)
+    return Gate("passed", f"{seen}, at least {wanted:.2g}: the models have learned to use positions.", ratio)
+
+
+def _gate_length(train_len: int, lengths: list[int]) -> int | None:
+    """The shortest length of at least eight times the training length, else the longest there is."""
+    enough = [n for n in lengths if n >= GATE_STRETCH * train_len]
+    return min(enough) if enough else max(lengths, default=None)
 
 
 def verdict(interval: Interval) -> str:
@@ -90,13 +108,23 @@ def label(name: str) -> str:
 def percent(nats: float) -> str:
     """A difference in nats per token as a change of perplexity, with its sign; a factor where it is large.
 
-    >>> percent(-0.08), percent(0.7), percent(2.0)
-    ('-7.7 %', '+101 %', 'x 7.39')
+    >>> percent(-0.08), percent(0.7), percent(2.0), percent(-1e-5)
+    ('-7.7 %', '+101 %', 'x 7.39', '0.0 %')
     """
     change = statistics.exp(nats) - 1
     if change > 3:
         return f"x {change + 1:.3g}"
-    return f"{100 * change:+.1f} %" if abs(change) < 0.995 else f"{100 * change:+.0f} %"
+    return f"{signed(100 * change, 1 if abs(change) < 0.995 else 0)} %"
+
+
+def signed(value: float, digits: int) -> str:
+    """A number with its sign, and none for what rounds to 0.
+
+    >>> signed(0.25, 1), signed(-0.001, 2)
+    ('+0.2', '0.00')
+    """
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else text[1:]
 
 
 def percent_interval(interval: Interval) -> str:

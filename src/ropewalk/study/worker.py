@@ -18,9 +18,11 @@ from ropewalk.study.scoring import Scorer
 from ropewalk.study.settings import Settings, cell_name
 
 
-def run_cell(settings: Settings, encoding: str, seed: int, corpus: data.Corpus, folder: pathlib.Path,
-             report: Callable[..., None]) -> None:
+def run_cell(
+    settings: Settings, encoding: str, seed: int, corpus: data.Corpus, folder: pathlib.Path, report: Callable[..., None]
+) -> None:
     """Train, evaluate and write cell.json, going on from whatever the folder already holds."""
+    keep_memory()
     folder.mkdir(parents=True, exist_ok=True)
     weights = folder / "model.safetensors"
     if not weights.exists():
@@ -32,18 +34,24 @@ def run_cell(settings: Settings, encoding: str, seed: int, corpus: data.Corpus, 
     evaluation = evaluate.Evaluation(settings, encoding, seed, scorer, corpus, folder)
     evaluation.run(report)
     (folder / "checkpoint.pt").unlink(missing_ok=True)
-    files.write_json(folder / "cell.json", {
-        "encoding": encoding, "seed": seed, "parameters": sum(p.numel() for p in model.parameters()),
-        **summary, "heldout_loss_same_length": evaluation.loss_at_train_len(),
-        "evaluate_seconds": sum(line["seconds"] for line in evaluation.lines.values()),
-        "attention": attention.maps(model, corpus.held_out[0], settings)})
+    files.write_json(
+        folder / "cell.json",
+        {
+            "encoding": encoding,
+            "seed": seed,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            **summary,
+            "heldout_loss_same_length": evaluation.loss_at_train_len(),
+            "evaluate_seconds": sum(line["seconds"] for line in evaluation.lines.values()),
+            "attention": attention.maps(model, corpus.held_out[0], settings),
+        },
+    )
 
 
 def main(connection: Connection, settings: Settings, encoding: str, seed: int, fingerprint: str, out: str) -> None:
     """Entry of the process: one thread, reports through the pipe, gone when its parent is gone."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    keep_memory()
     folder = pathlib.Path(out) / "cells" / cell_name(encoding, seed)
     try:
         corpus = data.load(settings)

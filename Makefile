@@ -1,0 +1,38 @@
+# On a fresh machine with python3 and make: `make test` proves it, `make study` runs the main job.
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+SHAPES := --jaxtyping-packages=ropewalk,beartype.beartype
+
+.PHONY: test quick lint study bench clean
+
+test: .venv/ready lint
+	$(PYTEST) tests -m "not compiled and not errors" $(SHAPES)
+	$(PYTEST) tests -m "compiled or errors"
+	$(BIN)/python -m pytest -q --doctest-modules --doctest-glob='*.md' src/ropewalk README.md CONTRIBUTING.md
+	for example in examples/*.py; do echo "$$example" && $(BIN)/python "$$example" || exit 1; done
+
+quick: .venv/ready lint
+	$(PYTEST) tests -m "not compiled and not errors and not slow" -k "not sdpa and not study"
+
+lint: .venv/ready
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/pyright --warnings
+
+study: .venv/ready
+	$(BIN)/ropewalk study
+
+bench: .venv/ready
+	$(BIN)/ropewalk bench
+
+clean:
+	rm -rf .venv build dist
+
+# pip reads the constraints for torch first: an unconstrained torch costs gigabytes.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev
+	touch $@
