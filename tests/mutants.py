@@ -283,7 +283,7 @@ class ExponentOfTheWholeHead(rw.Rotary):
 @encoding("K09", "formula")
 class ExponentStartsAtOne(rw.Rotary):
     def at(self, positions, dtype=torch.float32):
-        return _table(self, positions, inv_freq=torch.tensor(self.spectrum.inv_freq[1:] + (1e-4,)))
+        return _table(self, positions, inv_freq=torch.tensor((*self.spectrum.inv_freq[1:], 0.0001)))
 
 
 @encoding("K10", "norms")

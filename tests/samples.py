@@ -39,9 +39,7 @@ def peak_extra_bytes(action):
 
 def encoding(name, num_positions=64):
     torch.manual_seed(5)
-    return rw.build(
-        name, head_dim=HEAD_DIM, num_heads=NUM_HEADS, model_dim=MODEL_DIM, num_positions=num_positions
-    )
+    return rw.build(name, head_dim=HEAD_DIM, num_heads=NUM_HEADS, model_dim=MODEL_DIM, num_positions=num_positions)
 
 
 def model(name, num_kv_heads=None, num_layers=2, dtype=torch.float32):

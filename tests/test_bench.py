@@ -11,7 +11,7 @@ import ropewalk as rw
 from ropewalk import bench
 from ropewalk.study.settings import Settings
 
-SMALL = bench.Plan(encodings=("rotary", "alibi"), lengths=(16, 32), num_heads=2, head_dim=8, budget_seconds=60)
+SMALL = bench.Plan(encodings=("rotary", "alibi"), lengths=(16, 32), num_heads=2, head_dim=8, budget_seconds=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_an_encoding_that_disagrees_with_the_reference_gets_no_figure(monkeypatc
 
 def test_lengths_beyond_the_budget_are_left_out_by_name():
     started = time.perf_counter()
-    plan = bench.Plan(encodings=("rotary",), lengths=(16, 65536), num_heads=4, head_dim=32, budget_seconds=20)
+    plan = bench.Plan(encodings=("rotary",), lengths=(16, 65536), num_heads=4, head_dim=32, budget_seconds=20.0)
     result = bench.run(plan)
     assert time.perf_counter() - started < 20
     assert set(result["skipped"]) == {"65536"}
@@ -153,7 +153,7 @@ def test_embedding_is_timed_for_encodings_that_have_one():
 
 def test_for_study_measures_the_studys_encodings_at_its_sizes():
     settings = Settings(encodings=("rotary", "nope"), model_dim=16, num_heads=2)
-    result = bench.for_study(settings.to_json(), budget_seconds=2)
+    result = bench.for_study(settings.to_json(), budget_seconds=2.0)
     assert {row["name"] for row in result["rows"]} == {"none", "torch", "rotary"}
     assert (result["settings"]["num_heads"], result["settings"]["head_dim"]) == (2, 8)
     assert result["seconds"] < 15
@@ -165,7 +165,7 @@ def test_for_study_measures_the_studys_encodings_at_its_sizes():
         ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
         ({"lengths": ()}, "lengths must be at least one length, got none"),
         ({"lengths": (1,)}, "lengths must be at least 2, got 1"),
-        ({"budget_seconds": 0}, "budget_seconds must be positive, got 0"),
+        ({"budget_seconds": 0.0}, "budget_seconds must be positive, got 0.0"),
         ({"dtype": "int8"}, "dtype must be one of bfloat16, float16, float32, float64, got int8"),
     ],
 )

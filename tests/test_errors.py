@@ -138,7 +138,7 @@ CALLS = [
         "alibi for fewer heads",
         lambda: rw.attend(Q, Q, Q, rw.ALiBi(2)),
         ValueError,
-        r"heads must be in \[0, 2\) for .*, got up to 3",
+        r"q's heads must be the 2 of ALiBi\(2\), got 4\nhint: a shard names",
     ),
     (
         "a mask too small",

@@ -159,10 +159,12 @@ def test_partial_width_uses_its_own_exponent_and_leaves_the_rest_alone(layout):
 
 
 def test_head_dim_is_given_not_derived():
-    """B55: an encoding made for 128 channels refuses heads of 160 instead of guessing."""
-    module = rw.Attention(160, 1, rw.Rotary(128))
-    with pytest.raises(ValueError, match=r"must be head_dim \(128\), got 160"):
-        module(torch.zeros(1, 2, 160))
+    """B55: heads of 128 channels in a model of 160 for each; without being told, the encoding refuses 160."""
+    module = rw.Attention(320, 2, rw.Rotary(128), head_dim=128)
+    assert (2, 3, 320) == module(torch.zeros(2, 3, 320)).shape
+    assert (256, 320) == module.q_proj.weight.shape
+    with pytest.raises(ValueError, match=r"head_dim of Rotary must be this attention's \(160\), got 128"):
+        rw.Attention(320, 2, rw.Rotary(128))
 
 
 @pytest.mark.parametrize("odd", [7, 33])

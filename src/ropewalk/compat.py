@@ -13,7 +13,7 @@ from .encodings import ALiBi, Rotary, alibi_slope
 from .errors import require, require_count
 
 
-def precompute_freqs_cis(dim: int, end: int, theta: float = 10000.0) -> Shaped[Tensor, "end pairs"]:
+def precompute_freqs_cis(dim: int, end: int, theta: float | int = 10000.0) -> Shaped[Tensor, "end pairs"]:
     """cos + i sin of every position below `end` and every pair, complex64 (LLaMA's reference code).
 
     >>> precompute_freqs_cis(4, 2)[1].real
@@ -41,7 +41,7 @@ class LlamaRotaryEmbedding(nn.Module):
     `max_position_embeddings` is accepted and not needed: any length is computed exactly.
     """
 
-    def __init__(self, dim: int, max_position_embeddings: int = 2048, base: float = 10000.0, device=None):
+    def __init__(self, dim: int, max_position_embeddings: int = 2048, base: float | int = 10000.0, device=None):
         super().__init__()
         self.dim, self.max_position_embeddings, self.base = dim, max_position_embeddings, base
         self.rotary = Rotary(dim, base=base)
@@ -80,7 +80,7 @@ def apply_rotary_pos_emb(
     if position_ids is not None:
         table = cos.squeeze()
         inside = bool(((position_ids >= 0) & (position_ids < table.shape[0])).all())
-        require(inside, "position_ids", f"in [0, {table.shape[0]}), rows of cos", "others", "make longer tables")
+        require(inside, "position_ids", f"in [0, {table.shape[0]}), rows of cos", "others", hint="make longer tables")
         cos, sin = table[position_ids], sin.squeeze()[position_ids]
     pairs = cos.shape[-1] // 2
     cos, sin = cos[..., :pairs], sin[..., :pairs]

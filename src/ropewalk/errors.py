@@ -1,5 +1,6 @@
 """How Ropewalk says no: `<name> must be <condition>, got <value>`, and a hint where one call repairs it."""
 
+import operator
 from typing import Any
 
 
@@ -26,7 +27,11 @@ def require(holds: bool, name: str, condition: str, got: Any, *values: Any, hint
 
 def require_count(value: Any, name: str, at_least: int = 1) -> int:
     """An integer of at least `at_least`, or TypeError / ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = None
+    if count is None or isinstance(value, bool):
         raise TypeError(message(name, "an integer", f"{value!r} ({type(value).__name__})"))
-    require(value >= at_least, name, f"at least {at_least}", value)
-    return value
+    require(count >= at_least, name, f"at least {at_least}", count)
+    return count

@@ -180,6 +180,9 @@ class Transformer(nn.Module):
         final = torch.full((tokens.shape[0],), tokens.shape[1] - 1, device=tokens.device)
         if real is not None:
             real = real != 0
+            require(
+                bool(real.any(-1).all()), "key_padding_mask", "True somewhere in each row", "a row of padding alone"
+            )
             index = torch.arange(tokens.shape[1], device=tokens.device)
             final = torch.where(real, index, 0).amax(-1)
         for _ in range(max_new_tokens):

@@ -41,11 +41,11 @@ def angles(
     """The angle of each position and frequency in radians, in [-pi, pi), within 3e-7 in float32.
 
     Args:
-        positions: tokens; any 64-bit integers, negative ones too.
+        positions: tokens; any integers of 64 bits, negative ones too.
         step: from `steps`.
         dtype: float32, or float64 (then within 1e-9 up to position 10^9).
     """
     # Made anew at each call: a stored tensor could be cast, left unfilled after meta initialisation, or traced.
     step_tensor = torch.tensor(step, dtype=torch.int64, device=positions.device)
-    phase = positions.long().unsqueeze(-1) * step_tensor
+    phase = positions.unsqueeze(-1) * step_tensor
     return phase.to(dtype) * _RADIANS

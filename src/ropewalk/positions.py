@@ -13,13 +13,18 @@ from .errors import message, require, require_count
 _FLOATING = "cast with .long(); a half-precision counter has already lost tokens (bfloat16 holds 256 in a row)"
 
 
-def check_positions(positions: Shaped[Tensor, "..."], name: str = "positions") -> None:
-    """TypeError unless `positions` is an integer tensor, ValueError unless it has a sequence axis."""
+def as_positions(positions: Shaped[Tensor, "*batch seq"], name: str = "positions") -> Int[Tensor, "*batch seq"]:
+    """`positions` in 64 bits, where no difference of two of them wraps around.
+
+    Raises:
+        TypeError: it is no integer tensor.  ValueError: its shape is neither (seq,) nor (batch, seq).
+    """
     if not isinstance(positions, Tensor):
         raise TypeError(message(name, "an integer tensor", type(positions).__name__, hint="torch.arange(seq_len)"))
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
         raise TypeError(message(name, "an integer tensor", f"dtype {positions.dtype}", hint=_FLOATING))
     require(positions.ndim in (1, 2), name, "of shape (seq,) or (batch, seq)", tuple(positions.shape))
+    return positions.long()
 
 
 def from_mask(mask: Shaped[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
@@ -50,7 +55,7 @@ def from_lengths(lengths: Sequence[int]) -> tuple[Int[Tensor, "seq"], Int[Tensor
     >>> positions.tolist(), documents.tolist()
     ([0, 1, 2, 0, 1], [0, 0, 0, 1, 1])
     """
-    counts = torch.tensor([require_count(int(n), "each length") for n in lengths], dtype=torch.long)
+    counts = torch.tensor([require_count(n, "each length") for n in lengths], dtype=torch.long)
     documents = torch.repeat_interleave(torch.arange(len(counts)), counts)
     return from_documents(documents), documents
 
@@ -79,6 +84,7 @@ def shard(seq_len: int, rank: int, world_size: int, order: str = "contiguous") -
     >>> shard(8, 1, 2, "zigzag").tolist()
     [2, 3, 4, 5]
     """
+    require_count(seq_len, "seq_len", at_least=0)
     require_count(world_size, "world_size")
     require(0 <= rank < world_size, "rank", f"in [0, {world_size})", rank)
     require(order in ("contiguous", "zigzag"), "order", "'contiguous' or 'zigzag'", repr(order))

@@ -11,7 +11,7 @@ from decimal import Decimal, localcontext
 from functools import lru_cache
 
 from . import phases
-from .errors import require, require_count
+from .errors import message, require, require_count
 
 Number = int | float | Decimal
 
@@ -71,6 +71,8 @@ def powers(pairs: int, dim: int, base: Decimal) -> tuple[Decimal, ...]:
 
 def check_base(base: Number) -> Decimal:
     """`base` as an exact number, or ValueError unless finite and positive."""
+    if isinstance(base, bool) or not isinstance(base, int | float | Decimal):
+        raise TypeError(message("base", "a number", f"{base!r} ({type(base).__name__})"))
     exact = Decimal(base)
     require(exact.is_finite() and exact > 0, "base", "finite and positive", base)
     return exact

@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 from .._shapes import Bool, Float, Int, Shaped, Tensor
 from ..encodings import Encoding
 from ..encodings.alibi import check_heads
@@ -49,8 +51,8 @@ def attend(
         backend: "reference" is the specification, "sdpa" torch's fused attention, "auto" the fastest right one.
 
     Returns:
-        The attended values in v's dtype; a query with nothing to attend gives exactly 0 (and -inf for its
-        logarithm).
+        The attended values in v's dtype (autocast's where that is on).  A query with nothing to attend gives exactly 0
+        (and -inf for its logarithm).
 
     >>> import torch, ropewalk as rw
     >>> q = k = v = torch.ones(1, 8, 5, 16)
@@ -60,16 +62,19 @@ def attend(
     _check(q, k, v, backend)
     sight = look(q, k, encoding, q_positions, k_positions, causal, mask, documents, heads)
     if encoding is not None:
-        if heads is None:
-            check_heads(encoding, q.shape[1])
+        check_heads(encoding, q.shape[1], heads)
         if not encoded:
             q = encoding.query(q, encoding.at(sight.q_pos if sight.q_pos.shape[0] > 1 else sight.q_pos[0], q.dtype))
             k = encoding.key(k, encoding.at(sight.k_pos if sight.k_pos.shape[0] > 1 else sight.k_pos[0], k.dtype))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if backend == "reference":
-        out, lse = reference(q, k, v, sight, scale)
-    else:
-        out, lse = sdpa(q, k, v, sight, scale, return_lse)
+    device = q.device.type
+    if torch.is_autocast_enabled(device) and q.dtype == torch.float32:
+        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+    with torch.autocast(device, enabled=False):  # which would round the bias and the scores too
+        if backend == "reference":
+            out, lse = reference(q, k, v, sight, scale)
+        else:
+            out, lse = sdpa(q, k, v, sight, scale, return_lse)
     if return_lse:
         assert lse is not None
         return out, lse

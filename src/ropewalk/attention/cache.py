@@ -5,7 +5,7 @@ import torch
 from .._shapes import Float, Int, Shaped, Tensor
 from ..encodings import Encoding, reposition
 from ..errors import message, require, require_count
-from ..positions import check_positions
+from ..positions import as_positions
 
 
 class KVCache:
@@ -61,7 +61,7 @@ class KVCache:
         v: Float[Tensor, "batch kv_heads seq value_dim"],
         positions: Shaped[Tensor, "*#batch seq"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Add tokens; returns all keys and values.
+        """Add tokens; returns all keys and values, as views that hold until tokens are cropped or evicted.
 
         Args:
             k: encoded keys (`encoding.key`).
@@ -71,7 +71,7 @@ class KVCache:
         self.counts_up = self.counts_up and positions is None
         if positions is None:
             positions = self.next_positions(k.shape[2], k.device)
-        check_positions(positions)
+        positions = as_positions(positions)
         require(k.shape[:3] == v.shape[:3], "v", "of k's shape {0}", tuple(v.shape[:3]), tuple(k.shape[:3]))
         require(positions.shape[-1] == k.shape[2], "positions", "one per token ({0})", positions.shape[-1], k.shape[2])
         self._check_same_kind(k, v)

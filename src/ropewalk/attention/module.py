@@ -15,10 +15,11 @@ class Attention(nn.Module):
     """Queries, keys and values of one sequence, attended and projected back.
 
     Args:
-        model_dim: channels of the embedding, a multiple of `num_heads`.
+        model_dim: channels of the embedding, a multiple of `num_heads` unless `head_dim` is given.
         num_heads: query heads.
         encoding: what tells tokens apart by place; shared between layers, since it holds no state of a call.
         num_kv_heads: key and value heads, a divisor of `num_heads` (grouped-query attention).
+        head_dim: channels of a head, model_dim / num_heads by default.
         causal: a token attends itself and what came before.
 
     >>> import ropewalk as rw
@@ -34,18 +35,24 @@ class Attention(nn.Module):
         encoding: Encoding,
         *,
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         causal: bool = True,
     ):
         super().__init__()
         require_count(model_dim, "model_dim")
         require_count(num_heads, "num_heads")
         num_kv_heads = require_count(num_heads if num_kv_heads is None else num_kv_heads, "num_kv_heads")
-        require(model_dim % num_heads == 0, "model_dim", f"a multiple of num_heads ({num_heads})", model_dim)
+        if head_dim is None:
+            require(model_dim % num_heads == 0, "model_dim", f"a multiple of num_heads ({num_heads})", model_dim)
+            head_dim = model_dim // num_heads
         require(num_heads % num_kv_heads == 0, "num_kv_heads", f"a divisor of num_heads ({num_heads})", num_kv_heads)
         if not isinstance(encoding, Encoding):
             raise TypeError(message("encoding", "an Encoding", type(encoding).__name__, hint="rw.NoPE() for none"))
+        _check_made_for(
+            encoding, head_dim=require_count(head_dim, "head_dim"), num_heads=num_heads, model_dim=model_dim
+        )
         self.num_heads, self.num_kv_heads, self.causal = num_heads, num_kv_heads, causal
-        self.head_dim = model_dim // num_heads
+        self.head_dim = head_dim
         self.encoding = encoding
         self.q_proj = nn.Linear(model_dim, num_heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(model_dim, num_kv_heads * self.head_dim, bias=False)
@@ -104,6 +111,14 @@ class Attention(nn.Module):
         )
         assert isinstance(out, Tensor)
         return self.out_proj(out.transpose(1, 2).reshape(batch, seq_len, -1))
+
+
+def _check_made_for(encoding: Encoding, **sizes: int) -> None:
+    """ValueError unless each size that a part of `encoding` was made with is the layer's."""
+    for part in encoding.modules():
+        for name, size in sizes.items():
+            own = getattr(part, name, size)
+            require(own == size, f"{name} of {type(part).__name__}", f"this attention's ({size})", own)
 
 
 def default_positions(

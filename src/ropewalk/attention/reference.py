@@ -21,8 +21,7 @@ def reference(
     A query that may attend no key gives 0, and -inf for the logarithm; its gradient is 0.
     """
     dtype = score_dtype(q)
-    columns = slice(None)
-    return block(q, k, v, sight, scale, dtype, slice(None), columns)
+    return block(q, k, v, sight, scale, dtype, slice(None), slice(None))
 
 
 def block(
@@ -30,20 +29,18 @@ def block(
 ) -> tuple[Tensor, Tensor]:
     """`reference` for the queries `rows` and the keys `columns`, already cut out of q, k and v."""
     group = q.shape[1] // k.shape[1]
-    with torch.autocast(q.device.type, enabled=False):
-        k = k.to(dtype).repeat_interleave(group, dim=1)
-        v_wide = v.to(dtype).repeat_interleave(group, dim=1)
-        score = q.to(dtype) @ k.transpose(-1, -2) * scale
-        bias = sight.bias(dtype, rows, columns)
-        if bias is not None:
-            score = score + bias
-        allowed = sight.allowed(rows, columns)
-        if allowed is None:
-            allowed = torch.ones((), dtype=torch.bool, device=q.device)
-        allowed = allowed.expand(score.shape)
-        sees = allowed.any(-1, keepdim=True)
-        # Rows that see nothing are given a harmless score first: softmax over nothing has no gradient.
-        score = torch.where(sees, torch.where(allowed, score, -torch.inf), 0.0)
-        weights = torch.where(allowed, score.softmax(-1), 0.0)
-        lse = torch.where(sees.squeeze(-1), score.logsumexp(-1), -torch.inf)
-        return (weights @ v_wide).to(v.dtype), lse
+    k_wide, v_wide = (x.to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
+    score = q.to(dtype) @ k_wide.transpose(-1, -2) * scale
+    bias = sight.bias(dtype, rows, columns)
+    if bias is not None:
+        score = score + bias
+    allowed = sight.allowed(rows, columns)
+    if allowed is None:
+        allowed = torch.ones((), dtype=torch.bool, device=q.device)
+    allowed = allowed.expand(score.shape)
+    sees = allowed.any(-1, keepdim=True)
+    # Rows that see nothing are given a harmless score first: softmax over nothing has no gradient.
+    score = torch.where(sees, torch.where(allowed, score, -torch.inf), 0.0)
+    weights = torch.where(allowed, score.softmax(-1), 0.0)
+    lse = torch.where(sees.squeeze(-1), score.logsumexp(-1), -torch.inf)
+    return (weights @ v_wide).to(v.dtype), lse

@@ -22,12 +22,6 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, return_lse
     """Like `reference`; the logarithm is None unless `return_lse`."""
     if q.numel() == 0 or k.numel() == 0 or return_lse:
         return _in_blocks(q, k, v, sight, scale, return_lse)
-    if torch.is_autocast_enabled(q.device.type):
-        # Autocast would round the bias too.
-        low = torch.get_autocast_dtype(q.device.type)
-        low = q.dtype if q.dtype == torch.float64 else low
-        with torch.autocast(q.device.type, enabled=False):
-            return sdpa(q.to(low), k.to(low), v.to(low), sight, scale, return_lse)
     unmasked = sight.mask is None and sight.k_documents is None
     if sight.aligned and unmasked and not sight.has_bias:
         square = sight.q_len == sight.k_len

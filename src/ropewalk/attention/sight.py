@@ -99,15 +99,14 @@ def look(
     batch, num_heads, q_len = q.shape[:3]
     k_len = k.shape[2]
     aligned = q_positions is None and k_positions is None
-    if k_positions is None:
-        k_positions = torch.arange(k_len, device=q.device)
+    k_pos = _rows(
+        "k_positions", torch.arange(k_len, device=q.device) if k_positions is None else k_positions, batch, k_len
+    )
     if q_positions is None:
-        fits = aligned or q_len <= k_positions.shape[-1]
-        require(fits, "q_positions", "given where queries outnumber positioned keys", "None")
-        own = positions.last(q_len, k_len, q.device)
-        q_positions = own if aligned else k_positions[..., k_len - q_len :]
-    q_pos = _rows("q_positions", q_positions, batch, q_len)
-    k_pos = _rows("k_positions", k_positions, batch, k_len)
+        require(aligned or q_len <= k_len, "q_positions", "given where queries outnumber positioned keys", None)
+        q_pos = positions.last(q_len, k_len, q.device)[None] if aligned else k_pos[:, k_len - q_len :]
+    else:
+        q_pos = _rows("q_positions", q_positions, batch, q_len)
     if mask is not None:
         _check_mask(mask, (batch, num_heads, q_len, k_len))
     q_documents = k_documents = None
@@ -130,8 +129,8 @@ def _heads(heads: Tensor | None, num_heads: int, device: torch.device) -> Tensor
 
 def _rows(name: str, values: Tensor, batch: int, length: int) -> Tensor:
     """(1 or batch, length) from (length,) or (batch, length)."""
-    positions.check_positions(values, name)
-    rows = values if values.ndim == 2 else values[None]
+    rows = positions.as_positions(values, name)
+    rows = rows if rows.ndim == 2 else rows[None]
     fits = rows.shape[-1] == length and rows.shape[0] in (1, batch)
     require(fits, name, "of shape ({0},) or ({1}, {0})", tuple(values.shape), length, batch)
     return rows

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from .._shapes import Float, Int, Shaped, Tensor
-from ..errors import message, require, require_count
+from ..errors import require, require_count
 from .base import Encoding
 
 
@@ -88,8 +88,9 @@ class ALiBi(Encoding):
     def bias(
         self, head: Int[Tensor, "*#s"], q_pos: Shaped[Tensor, "*#s"], k_pos: Shaped[Tensor, "*#s"]
     ) -> Float[Tensor, "*#s"]:
-        distance = (q_pos - k_pos).abs()
-        dtype = distance.dtype if distance.is_floating_point() else torch.float32
+        counted = q_pos.is_floating_point()
+        distance = (q_pos - k_pos if counted else q_pos.long() - k_pos.long()).abs()  # narrow integers would wrap
+        dtype = distance.dtype if counted else torch.float32
         return -self.slope(head, dtype) * distance.to(dtype)
 
     def extra_repr(self) -> str:
@@ -97,8 +98,20 @@ class ALiBi(Encoding):
         return f"{self.num_heads}{given}" + (", learned=True" if self.log_slopes is not None else "")
 
 
-def check_heads(encoding: Encoding, num_heads: int) -> None:
-    """ValueError if an ALiBi inside `encoding` was made for fewer heads than `num_heads`."""
+def check_heads(encoding: Encoding, num_heads: int, heads: Tensor | None) -> None:
+    """ValueError unless an ALiBi inside `encoding` was made for the heads at hand.
+
+    Given indices are read where that costs nothing: on a CPU, and not while compiling.
+    """
     for part in encoding.modules():
-        if isinstance(part, ALiBi) and part.num_heads < num_heads:
-            raise ValueError(message("heads", f"in [0, {part.num_heads}) for {part}", f"up to {num_heads - 1}"))
+        if not isinstance(part, ALiBi):
+            continue
+        if heads is None:
+            hint = "a shard names the heads that it holds: heads=torch.arange(first, last)"
+            require(
+                part.num_heads == num_heads, "q's heads", "the {0} of {1}", num_heads, part.num_heads, part, hint=hint
+            )
+        elif heads.device.type == "cpu" and not torch.compiler.is_compiling() and heads.numel():
+            least, most = int(heads.min()), int(heads.max())
+            inside = least >= 0 and most < part.num_heads
+            require(inside, "heads", "in [0, {0}) for {1}", f"{least} to {most}", part.num_heads, part)

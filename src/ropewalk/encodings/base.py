@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from .._shapes import Float, Int, Shaped, Tensor
-from ..positions import check_positions
+from ..errors import require
+from ..positions import as_positions
 
 
 class Placement(NamedTuple):
@@ -47,8 +48,7 @@ class Encoding(nn.Module):
             positions: token indices, (seq,) for all rows or (batch, seq).
             dtype: precision of the tables: float64 for float64 models, float32 for every other.
         """
-        check_positions(positions)
-        return Placement(positions)
+        return Placement(as_positions(positions))
 
     def embed(self, x: Float[Tensor, "batch seq model_dim"], at: Placement) -> Float[Tensor, "batch seq model_dim"]:
         """Token embeddings with their positions (absolute encodings)."""
@@ -79,6 +79,13 @@ class Encoding(nn.Module):
         from .compose import Compose
 
         return Compose(self, other)
+
+
+def check_embedding(x: Tensor, at: Placement, model_dim: int) -> None:
+    """ValueError unless `x` is as wide as the encoding and as long as its positions."""
+    seq_len = at.positions.shape[-1]
+    require(x.shape[-1] == model_dim, "the last axis", "model_dim ({0})", x.shape[-1], model_dim)
+    require(x.shape[-2] == seq_len, "x", "as long as its positions ({0})", x.shape[-2], seq_len)
 
 
 def table_dtype(dtype: torch.dtype) -> torch.dtype:

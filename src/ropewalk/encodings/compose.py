@@ -5,7 +5,7 @@ from torch import nn
 
 from .._shapes import Float, Int, Shaped, Tensor
 from ..errors import message, require
-from ..positions import check_positions
+from ..positions import as_positions
 from .base import Encoding, Placement
 
 
@@ -34,7 +34,7 @@ class Compose(Encoding):
         return any(e.has_bias for e in self.parts)
 
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
-        check_positions(positions)
+        positions = as_positions(positions)
         return Placement(positions, parts=tuple(e.at(positions, dtype) for e in self.parts))
 
     def embed(self, x: Float[Tensor, "batch seq model_dim"], at: Placement) -> Float[Tensor, "batch seq model_dim"]:

@@ -6,8 +6,8 @@ from torch import nn
 
 from .._shapes import Float, Shaped, Tensor
 from ..errors import require, require_count
-from ..positions import check_positions
-from .base import Encoding, Placement
+from ..positions import as_positions
+from .base import Encoding, Placement, check_embedding
 
 
 class Learned(Encoding):
@@ -29,7 +29,7 @@ class Learned(Encoding):
         nn.init.normal_(self.table, std=0.02)
 
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
-        check_positions(positions)
+        positions = as_positions(positions)
         limit = self.table.shape[0]
         if torch.compiler.is_compiling():
             # No tensor may be read while tracing; the check runs inside the compiled program.
@@ -42,6 +42,7 @@ class Learned(Encoding):
         return Placement(positions)
 
     def embed(self, x: Float[Tensor, "batch seq model_dim"], at: Placement) -> Float[Tensor, "batch seq model_dim"]:
+        check_embedding(x, at, self.table.shape[1])
         return x + F.embedding(at.positions, self.table).to(x.dtype)
 
     def extra_repr(self) -> str:

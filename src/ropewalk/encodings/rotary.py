@@ -5,7 +5,7 @@ import torch
 from .. import kernels, phases, spectra
 from .._shapes import Float, Shaped, Tensor
 from ..errors import message, require, require_count
-from ..positions import check_positions
+from ..positions import as_positions
 from ..spectra import Spectrum
 from .base import Encoding, Placement, table_dtype
 
@@ -36,7 +36,7 @@ class Rotary(Encoding):
         self,
         head_dim: int,
         *,
-        base: float = 10_000.0,
+        base: float | int = 10_000.0,
         rotary_dim: int | None = None,
         layout: str = "half",
         spectrum: Spectrum | None = None,
@@ -61,7 +61,7 @@ class Rotary(Encoding):
 
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
         """Cosines and sines of the angles, times the spectrum's magnitude."""
-        check_positions(positions)
+        positions = as_positions(positions)
         angles = phases.angles(positions, self._steps, table_dtype(dtype))
         cos, sin = angles.cos(), angles.sin()
         if self.spectrum.magnitude != 1.0:
@@ -156,10 +156,9 @@ def reposition(
     >>> torch.allclose(moved, rope.key(k, rope.at(torch.tensor([9]))), atol=1e-6)
     True
     """
-    check_positions(old_positions, "old_positions")
-    check_positions(new_positions, "new_positions")
-    for part in reversed(tuple(encoding.modules())):
+    old, new = as_positions(old_positions, "old_positions"), as_positions(new_positions, "new_positions")
+    for _, part in encoding.named_modules(remove_duplicate=False):  # an encoding composed twice turns twice
         if isinstance(part, Rotary):
-            angles = phases.angles(new_positions - old_positions, part._steps, table_dtype(k.dtype))
-            k = rotate(k, Placement(new_positions, angles.cos(), angles.sin()), part.layout)
+            angles = phases.angles(new - old, part._steps, table_dtype(k.dtype))
+            k = rotate(k, Placement(new, angles.cos(), angles.sin()), part.layout)
     return k

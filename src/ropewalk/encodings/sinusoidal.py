@@ -5,8 +5,8 @@ import torch
 from .. import phases, spectra
 from .._shapes import Float, Shaped, Tensor
 from ..errors import require_count
-from ..positions import check_positions
-from .base import Encoding, Placement, table_dtype
+from ..positions import as_positions
+from .base import Encoding, Placement, check_embedding, table_dtype
 
 
 class Sinusoidal(Encoding):
@@ -24,18 +24,21 @@ class Sinusoidal(Encoding):
     [0.8415, 0.5403, 0.01, 0.9999]
     """
 
-    def __init__(self, model_dim: int, base: float = 10_000.0):
+    def __init__(self, model_dim: int, base: float | int = 10_000.0):
         super().__init__()
         self.model_dim = require_count(model_dim, "model_dim")
         self.base = base
         self._steps = phases.steps(spectra.powers((model_dim + 1) // 2, model_dim, spectra.check_base(base)))
 
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
-        check_positions(positions)
+        positions = as_positions(positions)
         angles = phases.angles(positions, self._steps, table_dtype(dtype))
         return Placement(positions, angles.cos(), angles.sin())
 
     def embed(self, x: Float[Tensor, "batch seq model_dim"], at: Placement) -> Float[Tensor, "batch seq model_dim"]:
+        check_embedding(x, at, self.model_dim)
+        if x.dtype == torch.float64 and at.cos is not None and at.cos.dtype != torch.float64:
+            at = self.at(at.positions, torch.float64)
         assert at.cos is not None and at.sin is not None  # made by this class's own `at`
         table = torch.stack((at.sin, at.cos), dim=-1).flatten(-2)[..., : self.model_dim]
         return (x + table).to(x.dtype)

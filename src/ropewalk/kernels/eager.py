@@ -1,4 +1,4 @@
-"""Rotation in plain PyTorch: the formula, and its in-place form with a gradient.
+"""Rotation in plain PyTorch: the formula, and the same written into memory once, with its gradient.
 
 Half precision is turned in float32 and rounded once, because the tables are float32 and arithmetic promotes.
 """
@@ -6,6 +6,9 @@ Half precision is turned in float32 and rounded once, because the tables are flo
 import torch
 
 from .._shapes import Float, Tensor
+
+SCRATCH = 1 << 17
+"""Elements turned at a time: what is computed in between stays in cache, and takes little memory."""
 
 
 def _pairs(x: Tensor, width: int, layout: str) -> tuple[Tensor, Tensor]:
@@ -15,13 +18,8 @@ def _pairs(x: Tensor, width: int, layout: str) -> tuple[Tensor, Tensor]:
     return x[..., 0:width:2], x[..., 1:width:2]
 
 
-def turn(
-    x: Float[Tensor, "*lead seq head_dim"],
-    cos: Float[Tensor, "*#lead seq pairs"],
-    sin: Float[Tensor, "*#lead seq pairs"],
-    layout: str,
-) -> Float[Tensor, "*lead seq head_dim"]:
-    """(a, b) becomes (a cos - b sin, b cos + a sin) for each pair (a, b); further channels pass untouched."""
+def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """(a, b) becomes (a cos - b sin, b cos + a sin) for each pair (a, b): the specification, and what compilers see."""
     width = 2 * cos.shape[-1]
     a, b = _pairs(x, width, layout)
     # Each half is cast before they are joined: inductor then writes the result once.
@@ -33,22 +31,67 @@ def turn(
     return torch.cat((joined, *rest), dim=-1) if rest else joined
 
 
+def _write(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """The formula into `out`, which may be `x`, a few rows at a time."""
+    rows = x.shape[-2]
+    step = max(1, SCRATCH * rows // max(x.numel(), 1))
+    if step >= rows:
+        _write_rows(out, x, cos, sin, layout)
+        return out
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        table = part if cos.shape[-2] > 1 else slice(None)
+        _write_rows(out[..., part, :], x[..., part, :], cos[..., table, :], sin[..., table, :], layout)
+    return out
+
+
+def _write_rows(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> None:
+    width = 2 * cos.shape[-1]
+    a, b = _pairs(x, width, layout)
+    out_a, out_b = _pairs(out, width, layout)
+    new_a = (a * cos).addcmul_(b, sin, value=-1)
+    new_b = (b * cos).addcmul_(a, sin)
+    out_a.copy_(new_a)
+    out_b.copy_(new_b)
+    if width < x.shape[-1] and out.data_ptr() != x.data_ptr():
+        out[..., width:] = x[..., width:]
+
+
 class _Turn(torch.autograd.Function):
-    """Turns its input in place; the gradient is turned back.  Nothing but the tables is saved."""
+    """Turned into a new tensor; being linear, its own derivative, and its transpose turns back."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, cos, sin, layout):
+        return _write(torch.empty_like(x), x, cos, sin, layout)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, cos, sin, ctx.layout = inputs
+        ctx.save_for_backward(cos, sin)
+        ctx.save_for_forward(cos, sin)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        cos, sin = ctx.saved_tensors
+        return turn(grads[0], cos, -sin, ctx.layout), None, None, None
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        cos, sin = ctx.saved_tensors
+        return turn(tangents[0], cos, sin, ctx.layout)
+
+
+class _TurnInPlace(torch.autograd.Function):
+    """Turned where it is; nothing but the tables is saved."""
 
     @staticmethod
     def forward(ctx, x, cos, sin, layout):
         ctx.save_for_backward(cos, sin)
         ctx.layout = layout
         ctx.mark_dirty(x)
-        if x.dtype == cos.dtype:
-            a, b = _pairs(x, 2 * cos.shape[-1], layout)
-            new_a = (a * cos).addcmul_(b, sin, value=-1)
-            b.mul_(cos).addcmul_(a, sin)
-            a.copy_(new_a)
-        else:
-            x.copy_(turn(x, cos, sin, layout))
-        return x
+        return _write(x, x, cos, sin, layout)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -56,13 +99,25 @@ class _Turn(torch.autograd.Function):
         return turn(grads[0], cos, -sin, ctx.layout), None, None, None
 
 
-def turn_(
-    x: Float[Tensor, "*lead seq head_dim"],
-    cos: Float[Tensor, "*#lead seq pairs"],
-    sin: Float[Tensor, "*#lead seq pairs"],
+def turn(
+    x: Float[Tensor, "*lead rows head_dim"],
+    cos: Float[Tensor, "*#lead #rows pairs"],
+    sin: Float[Tensor, "*#lead #rows pairs"],
     layout: str,
-) -> Float[Tensor, "*lead seq head_dim"]:
+) -> Float[Tensor, "*lead rows head_dim"]:
+    """Each pair of channels turned by its angle; further channels pass untouched."""
+    if torch.compiler.is_compiling():
+        return formula(x, cos, sin, layout)
+    return _Turn.apply(x, cos, sin, layout)  # pyright: ignore[reportReturnType]
+
+
+def turn_(
+    x: Float[Tensor, "*lead rows head_dim"],
+    cos: Float[Tensor, "*#lead #rows pairs"],
+    sin: Float[Tensor, "*#lead #rows pairs"],
+    layout: str,
+) -> Float[Tensor, "*lead rows head_dim"]:
     """`turn`, written into `x` itself."""
     if torch.compiler.is_compiling():
-        return x.copy_(turn(x, cos, sin, layout))
-    return _Turn.apply(x, cos, sin, layout)  # pyright: ignore[reportReturnType]
+        return x.copy_(formula(x, cos, sin, layout))
+    return _TurnInPlace.apply(x, cos, sin, layout)  # pyright: ignore[reportReturnType]

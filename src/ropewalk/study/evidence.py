@@ -7,7 +7,7 @@ from typing import Any
 from ropewalk.errors import require
 from ropewalk.study import statistics
 from ropewalk.study.files import read_json, read_lines
-from ropewalk.study.statistics import Document, Interval
+from ropewalk.study.statistics import Document, Interval, Number
 
 # what each protocol scores; printed beside its numbers, since numbers of different protocols do not compare
 PROTOCOLS = {
@@ -34,10 +34,10 @@ class Evaluation:
     documents: tuple[Document, ...]
     limited: tuple[Document, ...] = ()
     reason: str | None = None
-    last_256: dict[str, float] | None = None
-    by_position: dict[str, list[float]] | None = None
-    accuracy: float | None = None
-    first_accuracy: float | None = None
+    last_256: dict[str, Number] | None = None
+    by_position: dict[str, list[Number]] | None = None
+    accuracy: Number | None = None
+    first_accuracy: Number | None = None
     trials: int | None = None
 
     @classmethod

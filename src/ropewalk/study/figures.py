@@ -16,6 +16,7 @@ from ropewalk.errors import message
 from ropewalk.study import statistics
 from ropewalk.study.evidence import Study
 from ropewalk.study.findings import accuracy
+from ropewalk.study.statistics import Number
 from ropewalk.study.verdicts import label
 
 # Okabe and Ito's colours, told apart with any of the common colour blindnesses; markers carry them in grey
@@ -77,7 +78,7 @@ def _page() -> Iterator[Any]:
         yield Canvas
 
 
-def _svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
+def _svg(draw: Callable[[Any], None], size: tuple[Number, Number]) -> str:
     with _page() as canvas:
         figure = canvas(figsize=size, layout="constrained")
         draw(figure)
@@ -86,7 +87,7 @@ def _svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
     return file.getvalue()
 
 
-def make(name: str, draw: Callable[[Any], None], caption: str, alt: str, size: tuple[float, float] = SIZE) -> Figure:
+def make(name: str, draw: Callable[[Any], None], caption: str, alt: str, size: tuple[Number, Number] = SIZE) -> Figure:
     """Draw once; the dark page's figure is the same one with other colours."""
     light = _svg(draw, size)
     return Figure(name, light, re.sub("|".join(DARK), lambda found: DARK[found[0]], light), caption, alt)
@@ -113,7 +114,7 @@ def token_axis(axes: Any, ticks: Sequence[int], train_len: int | None, name: str
     )
 
 
-def plain_log(axes: Any, values: Sequence[float]) -> None:
+def plain_log(axes: Any, values: Sequence[Number]) -> None:
     """A log axis whose labels are few plain numbers; a linear one where values differ by little."""
     low, high = min(values), max(values)
     if high < 2 * low:

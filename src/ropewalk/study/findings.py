@@ -184,7 +184,9 @@ def copying(study: Study) -> Iterator[Finding]:
         text = f"{label(name)}'s accuracy in copying a span {form}:"
         numbers = {"encoding": name, "near": near, "far": far, "form": form}
         numbers |= {"accuracy_near": one.estimate, "accuracy_far": two.estimate}
-        text += f" {100 * one.estimate:.0f} % at a distance of {near} tokens, {100 * two.estimate:.0f} % at {far}."
+        text += f" {100 * one.estimate:.0f} % at a distance of {near} tokens, {100 * two.estimate:.0f} % at {far}"
+        guessed = unseen(study, name)
+        text += "." if guessed is None else f" ({100 * guessed:.0f} % where the span has not been seen)."
         yield Finding("copy", text, numbers)
 
 
@@ -196,6 +198,13 @@ def accuracy(study: Study, encoding: str, distance: int) -> Proportion | None:
     trials = sum(int(e.trials or 0) for e in runs)
     hits = sum(float(e.accuracy or 0) * int(e.trials or 0) for e in runs)
     return statistics.wilson_interval(min(hits, trials), trials)
+
+
+def unseen(study: Study, encoding: str) -> float | None:
+    """The share predicted right where the same spans come for the first time: what needs no copying."""
+    runs = [e for distance in study.lengths("copy") for e in study.runs(encoding, "copy", distance)]
+    values = [float(e.first_accuracy) for e in runs if e.first_accuracy is not None]
+    return sum(values) / len(values) if values else None
 
 
 def sliding(study: Study) -> Iterator[Finding]:

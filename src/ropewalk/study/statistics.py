@@ -13,6 +13,7 @@ import torch
 
 from ropewalk.errors import require
 
+Number = int | float
 DRAWS = 2000
 CONFIDENCE = 0.95
 
@@ -54,11 +55,11 @@ class Proportion(NamedTuple):
     high: float
 
 
-def _at_least_one(name: str, value: float) -> None:
+def _at_least_one(name: str, value: Number) -> None:
     require(value >= 1, name, "at least 1", value)
 
 
-def exp(nats: float) -> float:
+def exp(nats: Number) -> float:
     """e ^ nats, infinite where a float overflows instead of an error.
 
     >>> exp(0.0), exp(1e4)
@@ -70,7 +71,7 @@ def exp(nats: float) -> float:
         return math.inf
 
 
-def perplexity(nats: float, tokens: int) -> float:
+def perplexity(nats: Number, tokens: int) -> float:
     """exp(total nats / scored tokens).
 
     Windows of 10 tokens with stride 5 over 20 tokens score 9, 5 and 5 of them:
@@ -82,7 +83,7 @@ def perplexity(nats: float, tokens: int) -> float:
     return exp(nats / tokens)
 
 
-def bits_per_byte(nats: float, num_bytes: int) -> float:
+def bits_per_byte(nats: Number, num_bytes: int) -> float:
     """Total nats as bits, per byte of text: comparable between tokenizers, which perplexity is not.
 
     >>> round(bits_per_byte(math.log(2) * 30, 10), 6)
@@ -99,7 +100,7 @@ def totals(documents: Iterable[Document]) -> Document:
     return Document("total", nats, sum(row.tokens for row in rows), sum(row.bytes for row in rows))
 
 
-def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
+def mean_and_sd(values: Sequence[Number]) -> tuple[float, float | None]:
     """Mean and sample standard deviation (n - 1); the latter is None for a single value.
 
     >>> mean_and_sd([1.0, 2.0, 3.0]), mean_and_sd([2.0])
@@ -113,8 +114,8 @@ def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def bootstrap_ratio(
-    tops: Sequence[float],
-    bottoms: Sequence[float],
+    tops: Sequence[Number],
+    bottoms: Sequence[Number],
     *,
     draws: int = DRAWS,
     seed: int = 0,
@@ -206,7 +207,7 @@ def mean_over_seeds(runs: Sequence[Sequence[Document]]) -> list[Document]:
     return merged
 
 
-def wilson_interval(hits: float, trials: int, *, confidence: float = CONFIDENCE) -> Proportion:
+def wilson_interval(hits: Number, trials: int, *, confidence: float = CONFIDENCE) -> Proportion:
     """A proportion with its score interval (Wilson 1927), which stays inside [0, 1] for 0 and for all hits.
 
     >>> [round(end, 4) for end in wilson_interval(8, 10)]

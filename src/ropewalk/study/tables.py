@@ -6,7 +6,7 @@ from typing import Any
 
 from ropewalk.study import statistics
 from ropewalk.study.evidence import STRETCHES, Study
-from ropewalk.study.findings import accuracy
+from ropewalk.study.findings import accuracy, unseen
 from ropewalk.study.page import Cell, table
 from ropewalk.study.statistics import Interval
 from ropewalk.study.verdicts import gate, label, signed
@@ -64,7 +64,7 @@ def headline(study: Study) -> str:
     under = (
         f"mean ± standard deviation over {len(study.seeds)} seeds"
         if many
-        else "under each its unpaired 95 % interval over documents; differences have far narrower ones, below"
+        else "under each its unpaired 95 % interval over documents (differences are paired, below)"
     )
     caption = f"Perplexity per token by evaluation length in tokens; {under}."
     return table(caption, _length_head("encoding", lengths), rows)
@@ -181,7 +181,9 @@ def copying(study: Study) -> str:
             for s in scores
         ]
         if any(score is not None for score in scores):
-            rows.append([label(name), *cells, _unseen(study, name)])
+            rows.append(
+                [label(name), *cells, DASH if (share := unseen(study, name)) is None else f"{100 * share:.0f} %"]
+            )
     if not rows:
         return ""
     caption = (
@@ -189,12 +191,6 @@ def copying(study: Study) -> str:
         " score intervals over trials; last column: the same tokens where the span comes first."
     )
     return table(caption, [*_length_head("encoding", distances), "unseen"], rows)
-
-
-def _unseen(study: Study, encoding: str) -> str:
-    runs = [e for d in study.lengths("copy") for e in study.runs(encoding, "copy", d)]
-    values = [e.first_accuracy for e in runs if e.first_accuracy is not None]
-    return f"{100 * sum(values) / len(values):.0f} %" if values else DASH
 
 
 def cost(study: Study) -> str:
