@@ -3,9 +3,9 @@
 import importlib
 import inspect
 
-from . import encodings
-from .encodings import ALiBi, Compose, Encoding, Hybrid, Rotary
-from .errors import message
+from ropewalk import encodings
+from ropewalk.encodings import ALiBi, Compose, Encoding, Hybrid, Rotary
+from ropewalk.errors import message
 
 
 def names() -> tuple[str, ...]:

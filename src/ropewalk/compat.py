@@ -7,10 +7,10 @@ should use `ropewalk.Rotary` and `ropewalk.ALiBi`, which need no table and no ma
 import torch
 from torch import nn
 
-from . import kernels
-from ._shapes import Float, Shaped, Tensor
-from .encodings import ALiBi, Rotary, alibi_slope
-from .errors import require, require_count
+from ropewalk import kernels
+from ropewalk._shapes import Float, Shaped, Tensor
+from ropewalk.encodings import ALiBi, Rotary, alibi_slope
+from ropewalk.errors import require, require_count
 
 
 def precompute_freqs_cis(dim: int, end: int, theta: float | int = 10000.0) -> Shaped[Tensor, "end pairs"]:

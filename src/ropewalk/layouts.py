@@ -6,8 +6,8 @@ and keys are permuted alike; values and everything after attention stay as they 
 
 import torch
 
-from ._shapes import Shaped, Tensor
-from .errors import require, require_count
+from ropewalk._shapes import Shaped, Tensor
+from ropewalk.errors import require, require_count
 
 
 def _order(width: int, rotary_dim: int | None, to: str) -> Tensor:

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import positions as places
-from ._shapes import Bool, Float, Int, Shaped, Tensor
-from .attention import Attention, KVCache
-from .attention.module import default_positions
-from .encodings import Encoding, Placement
-from .errors import require, require_count
+from ropewalk import positions as places
+from ropewalk._shapes import Bool, Float, Int, Shaped, Tensor
+from ropewalk.attention import Attention, KVCache
+from ropewalk.attention.module import default_positions
+from ropewalk.encodings import Encoding, Placement
+from ropewalk.errors import require, require_count
 
 
 class Block(nn.Module):

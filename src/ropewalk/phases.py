@@ -16,7 +16,7 @@ from decimal import Context, Decimal, localcontext
 
 import torch
 
-from ._shapes import Float, Int, Tensor
+from ropewalk._shapes import Float, Int, Tensor
 
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 DIGITS = Context(prec=60)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ._shapes import Bool, Int, Shaped, Tensor
-from .errors import message, require, require_count
+from ropewalk._shapes import Bool, Int, Shaped, Tensor
+from ropewalk.errors import message, require, require_count
 
 _FLOATING = "cast with .long(); a half-precision counter has already lost tokens (bfloat16 holds 256 in a row)"
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
 
-from . import phases
-from .errors import message, require, require_count
+from ropewalk import phases
+from ropewalk.errors import message, require, require_count
 
 Number = int | float | Decimal
 

@@ -1,7 +1,7 @@
 """Attention with any encoding: one function, one module, one cache."""
 
-from .attend import attend
-from .cache import KVCache
-from .module import Attention
+from ropewalk.attention.attend import attend
+from ropewalk.attention.cache import KVCache
+from ropewalk.attention.module import Attention
 
 __all__ = ["Attention", "KVCache", "attend"]

@@ -4,13 +4,13 @@ import math
 
 import torch
 
-from .._shapes import Bool, Float, Int, Shaped, Tensor
-from ..encodings import Encoding
-from ..encodings.alibi import check_heads
-from ..errors import message, require
-from .reference import reference
-from .sdpa import sdpa
-from .sight import look
+from ropewalk._shapes import Bool, Float, Int, Shaped, Tensor
+from ropewalk.attention.reference import reference
+from ropewalk.attention.sdpa import sdpa
+from ropewalk.attention.sight import look
+from ropewalk.encodings import Encoding
+from ropewalk.encodings.alibi import check_heads
+from ropewalk.errors import message, require
 
 BACKENDS = ("auto", "reference", "sdpa")
 _BACKENDS = ", ".join(map(repr, BACKENDS))

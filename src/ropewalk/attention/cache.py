@@ -2,10 +2,10 @@
 
 import torch
 
-from .._shapes import Float, Int, Shaped, Tensor
-from ..encodings import Encoding, reposition
-from ..errors import message, require, require_count
-from ..positions import as_positions
+from ropewalk._shapes import Float, Int, Shaped, Tensor
+from ropewalk.encodings import Encoding, reposition
+from ropewalk.errors import message, require, require_count
+from ropewalk.positions import as_positions
 
 
 class KVCache:

@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
-from .. import positions as places
-from .._shapes import Bool, Float, Shaped, Tensor
-from ..encodings import Encoding, Placement
-from ..errors import message, require, require_count
-from .attend import attend
-from .cache import KVCache
+from ropewalk import positions as places
+from ropewalk._shapes import Bool, Float, Shaped, Tensor
+from ropewalk.attention.attend import attend
+from ropewalk.attention.cache import KVCache
+from ropewalk.encodings import Encoding, Placement
+from ropewalk.errors import message, require, require_count
 
 
 class Attention(nn.Module):

@@ -5,8 +5,8 @@ Dense, in float32 or float64, readable; memory grows with q_len times k_len.
 
 import torch
 
-from .._shapes import Float, Tensor
-from .sight import Sight, score_dtype
+from ropewalk._shapes import Float, Tensor
+from ropewalk.attention.sight import Sight, score_dtype
 
 
 def reference(

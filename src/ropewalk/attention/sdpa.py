@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .._shapes import Tensor
-from .reference import block
-from .sight import Sight, score_dtype
+from ropewalk._shapes import Tensor
+from ropewalk.attention.reference import block
+from ropewalk.attention.sight import Sight, score_dtype
 
 QUERY_BLOCK = 256
 """Queries handled at a time: their slice of a mask stays in cache, and what causality hides from all of them is

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import positions
-from .._shapes import Tensor
-from ..encodings import Encoding
-from ..encodings.base import table_dtype
-from ..errors import message, require
+from ropewalk import positions
+from ropewalk._shapes import Tensor
+from ropewalk.encodings import Encoding
+from ropewalk.encodings.base import table_dtype
+from ropewalk.errors import message, require
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import torch
 
-from .._shapes import Tensor
-from ..encodings import Encoding, NoPE
-from .subject import Finding, Subject, differs, rounding
+from ropewalk._shapes import Tensor
+from ropewalk.check.subject import Finding, Subject, differs, rounding
+from ropewalk.encodings import Encoding, NoPE
 
 TOLERANCE = 1e-5  # float32 outputs near 1, sums of a few dozen terms
 LONGER_THAN_A_BLOCK = 300

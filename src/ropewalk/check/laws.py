@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from . import attending, numbers, runtime
-from .subject import Finding, Law, Subject
+from ropewalk.check import attending, numbers, runtime
+from ropewalk.check.subject import Finding, Law, Subject
 
 
 def _law(name: str, find, compiled: bool = False) -> Law:

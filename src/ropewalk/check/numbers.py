@@ -6,10 +6,10 @@ from decimal import Decimal, localcontext
 
 import torch
 
-from .. import phases
-from .._shapes import Tensor
-from ..encodings import ALiBi, Encoding, Rotary, alibi_slope
-from .subject import Finding, Subject, differs, rounding
+from ropewalk import phases
+from ropewalk._shapes import Tensor
+from ropewalk.check.subject import Finding, Subject, differs, rounding
+from ropewalk.encodings import ALiBi, Encoding, Rotary, alibi_slope
 
 FAR = (0, 1, 255, 257, 1857, 2049, 131_071, 2**24 + 1, 10**9 + 7, 2**40 + 3, -5)
 TABLE_ERROR = 5e-7  # float32: half an ulp of a turn, of the product and of the cosine

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from .._shapes import Tensor
-from ..attention import attend
-from ..encodings import Encoding
-from .numbers import rotaries
-from .subject import Finding, Subject, differs
+from ropewalk._shapes import Tensor
+from ropewalk.attention import attend
+from ropewalk.check.numbers import rotaries
+from ropewalk.check.subject import Finding, Subject, differs
+from ropewalk.encodings import Encoding
 
 
 def history(subject: Subject) -> Iterator[Finding]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from .. import layouts, positions
-from .._shapes import Tensor
-from ..attention import KVCache, attend
-from ..encodings import Encoding, reposition, rotate_
+from ropewalk import layouts, positions
+from ropewalk._shapes import Tensor
+from ropewalk.attention import KVCache, attend
+from ropewalk.encodings import Encoding, reposition, rotate_
 
 
 @dataclass(frozen=True)

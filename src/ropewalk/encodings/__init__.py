@@ -1,13 +1,13 @@
 """Position encodings, one file each.  An export line below is all the registration there is."""
 
-from .alibi import ALiBi, alibi_slope
-from .base import Encoding, Placement
-from .compose import Compose
-from .hybrid import Hybrid
-from .learned import Learned
-from .nope import NoPE
-from .rotary import Rotary, reposition, rotate, rotate_
-from .sinusoidal import Sinusoidal
+from ropewalk.encodings.alibi import ALiBi, alibi_slope
+from ropewalk.encodings.base import Encoding, Placement
+from ropewalk.encodings.compose import Compose
+from ropewalk.encodings.hybrid import Hybrid
+from ropewalk.encodings.learned import Learned
+from ropewalk.encodings.nope import NoPE
+from ropewalk.encodings.rotary import Rotary, reposition, rotate, rotate_
+from ropewalk.encodings.sinusoidal import Sinusoidal
 
 __all__ = [
     "ALiBi",

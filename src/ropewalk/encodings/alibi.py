@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .._shapes import Float, Int, Shaped, Tensor
-from ..errors import require, require_count
-from .base import Encoding
+from ropewalk._shapes import Float, Int, Shaped, Tensor
+from ropewalk.encodings.base import Encoding
+from ropewalk.errors import require, require_count
 
 
 def alibi_slope(head: Int[Tensor, "*#s"], num_heads: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*#s"]:

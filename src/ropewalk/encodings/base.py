@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from .._shapes import Float, Int, Shaped, Tensor
-from ..errors import require
-from ..positions import as_positions
+from ropewalk._shapes import Float, Int, Shaped, Tensor
+from ropewalk.errors import require
+from ropewalk.positions import as_positions
 
 
 class Placement(NamedTuple):
@@ -76,7 +76,7 @@ class Encoding(nn.Module):
         return None
 
     def __add__(self, other: "Encoding") -> "Encoding":
-        from .compose import Compose
+        from ropewalk.encodings.compose import Compose
 
         return Compose(self, other)
 

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from .._shapes import Float, Int, Shaped, Tensor
-from ..errors import message, require
-from ..positions import as_positions
-from .base import Encoding, Placement
+from ropewalk._shapes import Float, Int, Shaped, Tensor
+from ropewalk.encodings.base import Encoding, Placement
+from ropewalk.errors import message, require
+from ropewalk.positions import as_positions
 
 
 class Compose(Encoding):

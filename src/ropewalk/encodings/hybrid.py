@@ -4,11 +4,11 @@ import math
 
 import torch
 
-from .._shapes import Float, Int, Shaped, Tensor
-from ..errors import message, require
-from .alibi import ALiBi
-from .base import Encoding, Placement
-from .rotary import Rotary
+from ropewalk._shapes import Float, Int, Shaped, Tensor
+from ropewalk.encodings.alibi import ALiBi
+from ropewalk.encodings.base import Encoding, Placement
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.errors import message, require
 
 
 class Hybrid(Encoding):

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .._shapes import Float, Shaped, Tensor
-from ..errors import require, require_count
-from ..positions import as_positions
-from .base import Encoding, Placement, check_embedding
+from ropewalk._shapes import Float, Shaped, Tensor
+from ropewalk.encodings.base import Encoding, Placement, check_embedding
+from ropewalk.errors import require, require_count
+from ropewalk.positions import as_positions
 
 
 class Learned(Encoding):

@@ -1,6 +1,6 @@
 """No position encoding (Kazemnejad et al. 2023, arXiv:2305.19466v2): causality alone tells order."""
 
-from .base import Encoding
+from ropewalk.encodings.base import Encoding
 
 
 class NoPE(Encoding):

@@ -2,12 +2,12 @@
 
 import torch
 
-from .. import kernels, phases, spectra
-from .._shapes import Float, Shaped, Tensor
-from ..errors import message, require, require_count
-from ..positions import as_positions
-from ..spectra import Spectrum
-from .base import Encoding, Placement, table_dtype
+from ropewalk import kernels, phases, spectra
+from ropewalk._shapes import Float, Shaped, Tensor
+from ropewalk.encodings.base import Encoding, Placement, table_dtype
+from ropewalk.errors import message, require, require_count
+from ropewalk.positions import as_positions
+from ropewalk.spectra import Spectrum
 
 LAYOUTS = ("half", "interleaved")
 _LAYOUTS = " or ".join(map(repr, LAYOUTS))

@@ -2,11 +2,11 @@
 
 import torch
 
-from .. import phases, spectra
-from .._shapes import Float, Shaped, Tensor
-from ..errors import require_count
-from ..positions import as_positions
-from .base import Encoding, Placement, check_embedding, table_dtype
+from ropewalk import phases, spectra
+from ropewalk._shapes import Float, Shaped, Tensor
+from ropewalk.encodings.base import Encoding, Placement, check_embedding, table_dtype
+from ropewalk.errors import require_count
+from ropewalk.positions import as_positions
 
 
 class Sinusoidal(Encoding):

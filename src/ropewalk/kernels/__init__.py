@@ -1,5 +1,5 @@
 """The rotation itself: one formula, and the ways to run it."""
 
-from .eager import turn, turn_
+from ropewalk.kernels.eager import turn, turn_
 
 __all__ = ["turn", "turn_"]

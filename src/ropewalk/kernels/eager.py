@@ -5,7 +5,7 @@ Half precision is turned in float32 and rounded once, because the tables are flo
 
 import torch
 
-from .._shapes import Float, Tensor
+from ropewalk._shapes import Float, Tensor
 
 SCRATCH = 1 << 17
 """Elements turned at a time: what is computed in between stays in cache, and takes little memory."""

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from ropewalk.study import scoring
 from ropewalk.study.data import Block
 from ropewalk.study.scoring import Scorer
 from ropewalk.study.settings import Settings
@@ -55,7 +56,7 @@ def copy_task(scorer: Scorer, blocks: tuple[Block, ...], settings: Settings, dis
     span, cue = copy_span(settings)
     rows, size = copy_rows(blocks, settings, distance)
     nats, hits = torch.zeros(2, dtype=torch.float64), [0, 0]
-    for row in rows.split(max(1, 8192 // rows.size(1))):
+    for row in rows.split(max(1, scoring.TOKENS_AT_ONCE // rows.size(1))):
         hidden = scorer.hidden(row[:, :-1])
         for index, begin in enumerate((span, span + distance)):
             scored = slice(begin + cue, begin + span)

@@ -12,7 +12,7 @@ import ropewalk as rw
 from ropewalk.study.data import Block
 
 # Tokens per forward pass: enough to fill a core, few enough for its cache
-TOKENS_AT_ONCE = 8192
+TOKENS_AT_ONCE = 4096
 LOGITS_AT_ONCE = 2**24
 POSITION_EDGES = (0, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
