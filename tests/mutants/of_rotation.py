@@ -1,0 +1,214 @@
+"""Angles, tables, layouts and caches gone wrong."""
+
+import torch
+
+import ropewalk as rw
+from mutants.registry import encoding, part, table
+from ropewalk.encodings import Placement, reposition
+from ropewalk.kernels import turn
+
+# K01: phase precision
+
+
+@encoding("K01", "precision")
+class AnglesInFloat32(rw.Rotary):
+    def at(self, positions, dtype=torch.float32):
+        return table(self, positions, dtype)
+
+
+@encoding("K01", "precision")
+class PositionsInBfloat16(rw.Rotary):
+    def at(self, positions, dtype=torch.float32):
+        return super().at(positions.bfloat16().long(), dtype)
+
+
+@encoding("K01", "precision")
+class PositionsOf32Bits(rw.Rotary):
+    def at(self, positions, dtype=torch.float32):
+        return super().at(positions.int().long(), dtype)
+
+
+@encoding("K01", "casts")
+class FrequenciesInFloatBuffer(rw.Rotary):
+    def __init__(self, head_dim):
+        super().__init__(head_dim)
+        self.register_buffer("inv_freq", torch.tensor(self.spectrum.inv_freq), persistent=False)
+
+    def at(self, positions, dtype=torch.float32):
+        return table(self, positions, inv_freq=self.inv_freq.float())
+
+
+@encoding("K01", "casts")
+class AnglesByMatmulUnderAutocast(rw.Rotary):
+    def at(self, positions, dtype=torch.float32):
+        inv_freq = torch.tensor(self.spectrum.inv_freq, dtype=torch.float32)
+        angles = (positions.float()[:, None] @ inv_freq[None]).float()
+        return Placement(positions, angles.cos(), angles.sin())
+
+
+@encoding("K01", "casts", lambda cls: cls(128))
+class TableInDefaultDtype(rw.Sinusoidal):
+    def at(self, positions, dtype=torch.float32):
+        at = super().at(positions, dtype)
+        return at._replace(cos=at.cos.to(torch.get_default_dtype()), sin=at.sin.to(torch.get_default_dtype()))
+
+
+@encoding("K21", "precision of tables", lambda cls: cls(128))
+class CosineWithFrequencyOfItsOwn(rw.Sinusoidal):
+    def at(self, positions, dtype=torch.float32):
+        at = super().at(positions, dtype)
+        shift = self.base ** (-1 / self.model_dim)
+        angles = positions.double().unsqueeze(-1) * torch.tensor(
+            [self.base ** (-2 * i / self.model_dim) * shift for i in range(self.model_dim // 2)], dtype=torch.float64
+        )
+        return at._replace(cos=angles.cos().float())
+
+
+# K02: output dtype
+
+
+@encoding("K02", "dtypes")
+class ReturnsItsTablesDtype(rw.Rotary):
+    def query(self, q, at):
+        return super().query(q.float(), at)
+
+
+@encoding("K02", "double")
+class NeverMoreThanFloat32(rw.Rotary):
+    def at(self, positions, dtype=torch.float32):
+        at = super().at(positions)
+        return at._replace(cos=at.cos.to(dtype), sin=at.sin.to(dtype))
+
+
+# K03, K04, K22: history, caches, aliasing
+
+
+@encoding("K03", "history")
+class BaseGrowsWithTheLongestInput(rw.Rotary):
+    longest = 8
+
+    def at(self, positions, dtype=torch.float32):
+        self.longest = max(self.longest, int(positions.max()) + 1)
+        stretched = self.spectrum.inv_freq[0], *(w * 8 / self.longest for w in self.spectrum.inv_freq[1:])
+        return table(self, positions, inv_freq=torch.tensor(stretched))
+
+
+@encoding("K04", "history")
+class TableKeyedByLengthAlone(rw.Rotary):
+    def __init__(self, head_dim):
+        super().__init__(head_dim)
+        self.tables = {}
+
+    def at(self, positions, dtype=torch.float32):
+        key = len(positions)
+        if key not in self.tables:
+            self.tables[key] = super().at(positions, dtype)
+        return self.tables[key]
+
+
+@encoding("K04", "cache")
+class OffsetIgnored(rw.Rotary):
+    def at(self, positions, dtype=torch.float32):
+        return super().at(torch.arange(positions.shape[-1]), dtype)
+
+
+@encoding("K22", "purity")
+class WritesIntoTheQueries(rw.Rotary):
+    def query(self, q, at):
+        return rw.rotate_(q.detach(), at, self.layout)
+
+
+@part("K22", "gradients", "rotate_")
+def rotates_without_a_gradient(x, at, layout):
+    return rw.rotate_(x.detach(), at, layout)
+
+
+@part("K22", "gradients", "rotate_")
+def turns_the_gradient_forward(x, at, layout):
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, cos, sin):
+            ctx.save_for_backward(cos, sin)
+            return turn(x, cos, sin, layout)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return turn(grad, *ctx.saved_tensors, layout), None, None
+
+    return Wrong.apply(x, at.cos, at.sin)
+
+
+@part("K04", "moved keys", "cache")
+class TurnsMovedKeysAgain(rw.KVCache):
+    def evict(self, sinks, window):
+        super().evict(sinks, window)
+        if self._moved is not None:  # what was moved is taken for what was written
+            self._k, self._written = self._moved.bfloat16().float(), self._positions
+
+
+@part("K04", "moved keys", "reposition")
+def turns_moved_keys_back(k, encoding, old_positions, new_positions):
+    return reposition(k, encoding, new_positions, old_positions)
+
+
+@part("K04", "cache", "cache")
+class ForgetsWhereItStopped(rw.KVCache):
+    @property
+    def positions(self):
+        return super().positions - len(self) + 1
+
+
+# K07, K08, K09, K10: layout, width, formula, magnitude
+
+
+@encoding("K07", "layouts")
+class LayoutSwapped(rw.Rotary):
+    def query(self, q, at):
+        return rw.rotate(q, at, "interleaved")
+
+
+@part("K07", "layouts", "to_interleaved_weight")
+def permutes_by_the_ratio_of_heads(weight, num_heads, rotary_dim=None):
+    ratio = {8: 8, 2: 4}[num_heads]
+    return rw.layouts.to_interleaved_weight(weight, ratio, weight.shape[0] // ratio)
+
+
+@part("K07", "layouts", "to_interleaved")
+def converts_twice_the_same_way(x, rotary_dim=None):
+    return rw.layouts.to_half(x, rotary_dim)
+
+
+@encoding("K08", "norms", lambda cls: cls(16, rotary_dim=6))
+class TurnsTheWholeHead(rw.Rotary):
+    def query(self, q, at):
+        whole = rw.Rotary(self.head_dim)
+        return whole.query(q, whole.at(at.positions))
+
+
+@encoding("K08", "formula", lambda cls: cls(16, rotary_dim=6))
+class ExponentOfTheWholeHead(rw.Rotary):
+    def at(self, positions, dtype=torch.float32):
+        inv_freq = [self.base ** (-2 * i / self.head_dim) for i in range(self.rotary_dim // 2)]
+        return table(self, positions, inv_freq=torch.tensor(inv_freq))
+
+
+@encoding("K09", "formula")
+class ExponentStartsAtOne(rw.Rotary):
+    def at(self, positions, dtype=torch.float32):
+        return table(self, positions, inv_freq=torch.tensor((*self.spectrum.inv_freq[1:], 0.0001)))
+
+
+@encoding("K10", "norms")
+class MagnitudeTwice(rw.Rotary):
+    def __init__(self, head_dim):
+        super().__init__(head_dim, spectrum=rw.spectra.yarn(head_dim, stretch=4, train_len=512))
+
+    def at(self, positions, dtype=torch.float32):
+        at, factor = super().at(positions, dtype), self.spectrum.magnitude
+        return at._replace(cos=at.cos * factor, sin=at.sin * factor)
+
+
+@encoding("K09", "distance")
+class KeysTurnedTheOtherWay(rw.Rotary):
+    def key(self, k, at):
+        return super().key(k, at._replace(sin=-at.sin))
