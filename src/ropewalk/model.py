@@ -62,7 +62,8 @@ class Transformer(nn.Module):
         require_count(num_layers, "num_layers")
         self.encoding = encoding
         self.embedding = nn.Embedding(vocab_size, model_dim)
-        self.embedding_norm = nn.LayerNorm(model_dim, bias=False)
+        # Tokens start small, which trains faster; beside an absolute encoding of size 1 they would drown.
+        self.embedding_norm = nn.LayerNorm(model_dim, bias=False) if encoding.is_absolute else nn.Identity()
         blocks = (
             Block(model_dim, num_heads, encoding, num_kv_heads, mlp_dim or 4 * model_dim) for _ in range(num_layers)
         )

@@ -41,6 +41,11 @@ class Encoding(nn.Module):
         """Whether `bias` adds anything."""
         return type(self).bias is not Encoding.bias
 
+    @property
+    def is_absolute(self) -> bool:
+        """Whether `embed` adds anything to the embeddings."""
+        return type(self).embed is not Encoding.embed
+
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
         """What the other hooks need to know about `positions`.
 

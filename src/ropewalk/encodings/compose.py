@@ -33,6 +33,10 @@ class Compose(Encoding):
     def has_bias(self) -> bool:
         return any(e.has_bias for e in self.parts)
 
+    @property
+    def is_absolute(self) -> bool:
+        return any(e.is_absolute for e in self.parts)
+
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
         positions = as_positions(positions)
         return Placement(positions, parts=tuple(e.at(positions, dtype) for e in self.parts))
