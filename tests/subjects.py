@@ -15,7 +15,18 @@ def _spectrum(dim, **options):
     return rw.spectra.yarn(dim, stretch=4, train_len=512, **options)
 
 
+class Own(rw.Encoding):
+    """A stranger's encoding: one bias for all heads, in whatever precision it likes."""
+
+    relative = True
+    distance_only = True
+
+    def bias(self, head, q_pos, k_pos):
+        return -((q_pos - k_pos).abs() / 4).double()
+
+
 ENCODINGS = {
+    "own": Own,
     "nope": rw.NoPE,
     "sinusoidal": lambda: rw.Sinusoidal(128),
     "learned": _learned,

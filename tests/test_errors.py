@@ -251,10 +251,51 @@ WRONG_TYPES = [
     ("head_dim as float", lambda: rw.Rotary(8.0), r"head_dim must be an integer, got 8\.0 \(float\)"),
     ("head count as bool", lambda: rw.ALiBi(True), r"num_heads must be an integer, got True \(bool\)"),
     ("head count as text", lambda: rw.ALiBi("8"), r"num_heads must be an integer, got '8' \(str\)"),
-    ("positions as list", lambda: rw.Rotary(8).at([0, 1, 2]), r"positions must be an integer tensor, got list"),
+    (
+        "positions as list",
+        lambda: rw.Rotary(8).at([0, 1, 2]),
+        r"positions must be an integer tensor, got \[0, 1, 2\] \(list\)\nhint: torch.arange",
+    ),
     ("hybrid of anything", lambda: rw.Hybrid(rw.NoPE(), rw.ALiBi(2)), r"rotary must be a Rotary, got NoPE"),
-    ("composed with a number", lambda: rw.Compose(rw.NoPE(), 3), r"encodings must be .*, got int"),
-    ("encoding by name", lambda: rw.Attention(32, 4, "rotary"), r"encoding must be an Encoding, got str\nhint"),
+    ("composed with a number", lambda: rw.Compose(rw.NoPE(), 3), r"encodings must be .*, got 3 \(int\)"),
+    ("encoding in a call", lambda: rw.attend(Q, Q, Q, "rotary"), r"encoding must be an Encoding, got 'rotary'.*\nhint"),
+    (
+        "additive padding",
+        lambda: positions.from_mask(torch.zeros(1, 3)),
+        r"mask must be bool, .*\nhint: True marks a real",
+    ),
+    (
+        "additive key padding",
+        lambda: layer(key_padding_mask=torch.zeros(1, 3)),
+        r"key_padding_mask must be bool, .*\nhint",
+    ),
+    ("fractional heads", lambda: rw.attend(Q, Q, Q, heads=torch.arange(4.0)), r"heads must be an integer tensor, got"),
+    ("scale as text", lambda: rw.attend(Q, Q, Q, scale="1"), r"scale must be a number, got '1' \(str\)"),
+    ("spectrum as list", lambda: rw.Rotary(8, spectrum=[1.0]), r"spectrum must be a Spectrum, got \[1.0\].*\nhint"),
+    ("slopes as number", lambda: rw.ALiBi(2, slopes=3), r"slopes must be a sequence of 2 numbers, got 3 \(int\)"),
+    ("base as text", lambda: rw.Rotary(8, base="10000"), r"base must be a number, got '10000' \(str\)"),
+    ("base True", lambda: rw.spectra.ntk(8, True, stretch=2), r"base must be a number, got True \(bool\)"),
+    ("stretch None", lambda: rw.spectra.linear(8, stretch=None), r"stretch must be a number, got None"),
+    ("frequencies as text", lambda: rw.Spectrum(["a"]), r"inv_freq must be a number, got 'a' \(str\)"),
+    ("alpha as text", lambda: rw.Hybrid(rw.Rotary(8), rw.ALiBi(2), alpha="x"), r"alpha must be a number, got 'x'"),
+    (
+        "one cache for all",
+        lambda: tiny()(TOKENS, cache=rw.KVCache()),
+        r"cache must be a list, .*\nhint: model.new_cache",
+    ),
+    ("float tokens", lambda: tiny()(TOKENS.float()), r"tokens must be an integer tensor, got dtype torch.float32"),
+    ("model without encoding", lambda: rw.Transformer(9, None), r"encoding must be an Encoding, got None.*\nhint"),
+    (
+        "lengths as a number",
+        lambda: positions.from_lengths([2, 2.9]),
+        r"each length must be an integer, got 2.9 \(float\)",
+    ),
+    ("unsigned", lambda: rw.Rotary(8).at(THREE.to(torch.uint64)), r"positions must be a tensor of at most 63 bits"),
+    (
+        "encoding by name",
+        lambda: rw.Attention(32, 4, "rotary"),
+        r"encoding must be an Encoding, got 'rotary' \(str\)\nhint",
+    ),
     ("additive mask", lambda: rw.attend(Q, Q, Q, mask=torch.zeros(3, 3)), r"mask must be bool .*, got dtype"),
     ("integer values", lambda: rw.attend(Q, Q, Q.long()), r"v must be a floating-point tensor, got dtype torch.int64"),
     ("mixed dtypes", lambda: rw.attend(Q, Q.double(), Q), r"q, k and v must be of one dtype, got"),
@@ -276,15 +317,58 @@ WRONG_SHAPES = [
     ("batches differ", lambda: rw.attend(Q, *[Q.repeat(2, 1, 1, 1)] * 2), r"k must be of q's batch size \(1\), got 2"),
     ("values too short", lambda: rw.attend(Q, Q, heads(seq_len=2)), r"v must be of k's shape .*, got \(1, 4, 2\)"),
     ("no batch axis", lambda: rw.attend(Q[0], Q[0], Q[0]), r"q must be of shape \(batch, heads, seq, head_dim\), got"),
-    ("heads too few", lambda: rw.attend(Q, Q, Q, heads=torch.arange(2)), r"heads must be a tensor of 4 .*, got \(2,\)"),
+    (
+        "heads too few",
+        lambda: rw.attend(Q, Q, Q, heads=torch.arange(2)),
+        r"heads must be of shape \(4,\), .*, got \(2,\)",
+    ),
+    ("no cache for a layer", lambda: tiny()(TOKENS, cache=[]), r"cache must be one KVCache per layer \(2\), got 0"),
+    ("no MLP", lambda: rw.Transformer(9, rw.NoPE(), mlp_dim=0), r"mlp_dim must be at least 1, got 0"),
+    ("scale nan", lambda: rw.attend(Q, Q, Q, scale=float("nan")), r"scale must be finite, got nan"),
+    ("documents of a model", lambda: tiny()(TOKENS, documents=THREE[:2]), r"documents must be one id per key \(3\)"),
+    ("rows of positions", lambda: embedded_rows(), r"positions must be of 1 rows, or of one for all, got 4"),
+    ("heads of another width", lambda: compat.apply_rotary_emb(Q, Q, narrow()), r"freqs_cis must be of shape \(4, 4\)"),
+    ("a word for a dim", lambda: rw.build("alibi", num_head=4), r"dims must be among .*, got num_head"),
     ("few k_positions", lambda: rw.attend(Q, Q, Q, k_positions=torch.arange(2)), r"k_positions must be of shape"),
     ("q_positions too long", lambda: rw.attend(Q, Q, Q, q_positions=torch.arange(4)), r"q_positions must be of shape"),
     ("documents too short", lambda: rw.attend(Q, Q, Q, documents=torch.arange(2)), r"documents must be of shape"),
     ("cache rows", lambda: rw.KVCache().append(Q, heads(seq_len=2), THREE), r"v must be of k's shape \(1, 4, 3\), got"),
-    ("in a cache", lambda: rw.KVCache().append(Q, Q, torch.arange(2)), r"positions must be one per token \(3\), got 2"),
-    ("flat mask", lambda: positions.from_mask(torch.ones(3)), r"mask must be of shape \(batch, seq\), got \(3,\)"),
-    ("tutorial rows", lambda: compat.apply_rotary_emb(Q, Q, tutorial(2)), r"freqs_cis must be of 4 rows.*, got 2"),
+    (
+        "in a cache",
+        lambda: rw.KVCache().append(Q, Q, torch.arange(2)),
+        r"positions must be one per token, \(3,\) or \(1, 3\), got",
+    ),
+    (
+        "flat mask",
+        lambda: positions.from_mask(torch.ones(3).long()),
+        r"mask must be of shape \(batch, seq\), got \(3,\)",
+    ),
+    (
+        "tutorial rows",
+        lambda: compat.apply_rotary_emb(Q, Q, tutorial(2)),
+        r"freqs_cis must be of shape \(4, 4\), got \(2, 4\)",
+    ),
 ]
+
+
+TOKENS = torch.zeros(1, 3, dtype=torch.long)
+
+
+def tiny():
+    return rw.Transformer(9, rw.NoPE(), model_dim=8, num_layers=2, num_heads=2)
+
+
+def layer(**options):
+    return rw.Attention(8, 2, rw.NoPE())(torch.zeros(1, 3, 8), **options)
+
+
+def embedded_rows():
+    encoding = rw.Learned(9, 8)
+    return encoding.embed(torch.zeros(1, 3, 8), encoding.at(THREE.expand(4, -1)))
+
+
+def narrow():
+    return compat.precompute_freqs_cis(4, 4)
 
 
 def tutorial(rows):

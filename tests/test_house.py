@@ -15,7 +15,7 @@ FLOORS = (
     {"positions", "phases", "spectra"},
     {"kernels", "layouts"},
     {"encodings"},
-    {"build", "attention"},
+    {"naming", "attention"},
     {"compat", "model"},
     {"check", "bench", "study"},
     {"cli"},

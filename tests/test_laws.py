@@ -3,8 +3,8 @@
 import pytest
 
 import ropewalk as rw
-from ropewalk.build import names
 from ropewalk.check import LAWS
+from ropewalk.naming import names
 from subjects import BACKENDS, ENCODINGS, subject
 
 

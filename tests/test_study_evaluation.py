@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import ropewalk as rw
+from ropewalk.naming import build
 from ropewalk.study import attention, copying, evaluate, files, results, scoring, train, worker
 from study_fixtures import tiny
 
@@ -141,7 +142,7 @@ def test_stretches_change_the_frequencies_and_leave_the_model_as_it_was(cell, st
 
 @pytest.mark.parametrize("name", ["rotary", "rotary+alibi", "hybrid"])
 def test_stretch_finds_rope_in_every_composition(name):
-    encoding = rw.build(name, head_dim=8, num_heads=2, model_dim=16, num_positions=16)
+    encoding = build(name, head_dim=8, num_heads=2, model_dim=16, num_positions=16)
     changed = evaluate.with_stretch(encoding, "linear", 64, 16)
     found = [part.spectrum for part in changed.modules() if isinstance(part, rw.Rotary)]
     assert [rw.spectra.linear(8, stretch=4.0)] == found

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .attention import Attention as Attention
     from .attention import KVCache as KVCache
     from .attention import attend as attend
-    from .build import build as build
     from .encodings import ALiBi as ALiBi
     from .encodings import Compose as Compose
     from .encodings import Encoding as Encoding
@@ -32,12 +31,13 @@ if TYPE_CHECKING:
     from .encodings import rotate as rotate
     from .encodings import rotate_ as rotate_
     from .model import Transformer as Transformer
+    from .naming import build as build
     from .spectra import Spectrum as Spectrum
 
 _MODULES = ("compat", "kernels", "layouts", "phases", "positions", "spectra")
 _HOME = {
     "attention": ("Attention", "KVCache", "attend"),
-    "build": ("build",),
+    "naming": ("build",),
     "encodings": (
         *("ALiBi", "Compose", "Encoding", "Hybrid", "Learned", "NoPE", "Placement", "Rotary", "Sinusoidal"),
         *("reposition", "rotate", "rotate_"),

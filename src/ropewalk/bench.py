@@ -28,10 +28,10 @@ from torch import Tensor
 
 from ropewalk._version import __version__
 from ropewalk.attention import attend
-from ropewalk.build import build
 from ropewalk.compat import apply_rotary_pos_emb, get_alibi_biases
 from ropewalk.encodings import Encoding, Rotary
 from ropewalk.errors import require, require_count
+from ropewalk.naming import build
 
 ENCODINGS = ("rotary", "alibi", "rotary+alibi", "sinusoidal", "learned")
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)

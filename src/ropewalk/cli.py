@@ -109,6 +109,9 @@ def study(
 
 @app.command()
 def bench(
+    what: Annotated[
+        str, typer.Argument(help="attention, or study: training steps beside plain PyTorch.")
+    ] = "attention",
     encodings: Annotated[str | None, typer.Option(help="Names separated by commas.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Sequence lengths, tokens, separated by commas.")] = None,
     num_heads: Annotated[int, typer.Option(help="Query heads.")] = 8,
@@ -119,8 +122,14 @@ def bench(
     seconds: Annotated[float, typer.Option(help="What the whole measurement may take.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="No progress; JSON on stdout.")] = False,
 ) -> None:
-    """Measure time and memory of attention with each encoding, relative to attention without."""
+    """Measure time and memory of attention with each encoding relative to attention without, or training speed."""
     from ropewalk import bench
+
+    if what == "study":
+        _bench_study(encodings, dtype, device, as_json)
+        return
+    if what != "attention":
+        raise ValueError(f"what must be attention or study, got {what!r}")
 
     plan = bench.Plan(
         encodings=tuple(encodings.split(",")) if encodings else bench.ENCODINGS,
@@ -134,3 +143,20 @@ def bench(
     )
     result = bench.run(plan, (lambda _: None) if as_json else (lambda line: print(line, file=sys.stderr)))
     print(json.dumps(result) if as_json else bench.table(result))
+
+
+def _bench_study(encodings: str | None, dtype: str, device: str, as_json: bool) -> None:
+    import torch
+
+    from ropewalk.study import settings, throughput, worker
+
+    torch.set_num_threads(1)
+    worker.keep_memory()
+    quick = settings.customize(
+        settings.preset("quick"),
+        encodings=tuple(encodings.split(",")) if encodings else None,
+        dtype=dtype,
+        device=device,
+    )
+    result = throughput.compare(quick, report=lambda done, of: print(f"round {done}/{of}", file=sys.stderr))
+    print(json.dumps(result) if as_json else throughput.table(result))

@@ -30,7 +30,8 @@ def apply_rotary_emb(
     freqs_cis: Shaped[Tensor, "seq pairs"],
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys turned, neighbours paired; heads after the sequence, as in LLaMA's reference code."""
-    require(freqs_cis.shape[0] == xq.shape[1], "freqs_cis", f"of {xq.shape[1]} rows, one per token", freqs_cis.shape[0])
+    table = (xq.shape[1], xq.shape[-1] // 2)
+    require(tuple(freqs_cis.shape) == table, "freqs_cis", "of shape {0}", tuple(freqs_cis.shape), table)
     cos, sin = freqs_cis.real[:, None], freqs_cis.imag[:, None]
     return kernels.turn(xq, cos, sin, "interleaved"), kernels.turn(xk, cos, sin, "interleaved")
 
@@ -46,10 +47,17 @@ class LlamaRotaryEmbedding(nn.Module):
         self.dim, self.max_position_embeddings, self.base = dim, max_position_embeddings, base
         self.rotary = Rotary(dim, base=base)
 
+    @property
+    def inv_freq(self) -> Float[Tensor, "pairs"]:
+        """Radians per token, as that class shows them; no table is made from it."""
+        return torch.tensor(self.rotary.inv_freq)
+
     def forward(
-        self, x: Tensor, seq_len: int | None = None, position_ids: Tensor | None = None
+        self, x: Tensor, seq_len: int | Tensor | None = None, position_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Tables in x's dtype for positions 0 ... seq_len - 1, or for `position_ids`."""
+        """Tables in x's dtype for positions 0 ... seq_len - 1, or for `position_ids` (also as second argument)."""
+        if isinstance(seq_len, Tensor):
+            seq_len, position_ids = None, seq_len
         if position_ids is None:
             position_ids = torch.arange(x.shape[-2] if seq_len is None else seq_len, device=x.device)
         at = self.rotary.at(position_ids, x.dtype)
@@ -78,10 +86,11 @@ def apply_rotary_pos_emb(
     """Queries and keys turned, halves paired, with rows `position_ids` of the tables, or with tables that
     belong to the tokens already."""
     if position_ids is not None:
-        table = cos.squeeze()
+        table = cos.reshape(-1, cos.shape[-1])
         inside = bool(((position_ids >= 0) & (position_ids < table.shape[0])).all())
         require(inside, "position_ids", f"in [0, {table.shape[0]}), rows of cos", "others", hint="make longer tables")
-        cos, sin = table[position_ids], sin.squeeze()[position_ids]
+        cos, sin = table[position_ids], sin.reshape(-1, sin.shape[-1])[position_ids]
+    require(cos.shape[-1] == q.shape[-1], "cos", "as wide as a head ({0})", cos.shape[-1], q.shape[-1])
     pairs = cos.shape[-1] // 2
     cos, sin = cos[..., :pairs], sin[..., :pairs]
     if cos.ndim == 3:

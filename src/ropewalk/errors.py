@@ -1,6 +1,7 @@
 """How Ropewalk says no: `<name> must be <condition>, got <value>`, and a hint where one call repairs it."""
 
 import operator
+from decimal import Decimal
 from typing import Any
 
 
@@ -13,6 +14,28 @@ def message(name: str, condition: str, got: Any, hint: str = "") -> str:
     """
     text = f"{name} must be {condition}, got {got}"
     return f"{text}\nhint: {hint}" if hint else text
+
+
+def shown(value: Any) -> str:
+    """A value and its type, short: a tensor by its shape."""
+    if hasattr(value, "shape"):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def require_number(value: Any, name: str) -> Any:
+    """An int, float or Decimal (not a bool), or TypeError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise TypeError(message(name, "a number", shown(value)))
+    return value
+
+
+def require_type(value: Any, kind: type, name: str, condition: str, hint: str = "") -> None:
+    """TypeError unless `value` is an instance of `kind`."""
+    if not isinstance(value, kind):
+        got = value.__name__ if isinstance(value, type) else shown(value)
+        raise TypeError(message(name, condition, got, hint))
 
 
 def require(holds: bool, name: str, condition: str, got: Any, *values: Any, hint: str = "") -> None:
@@ -32,6 +55,6 @@ def require_count(value: Any, name: str, at_least: int = 1) -> int:
     except TypeError:
         count = None
     if count is None or isinstance(value, bool):
-        raise TypeError(message(name, "an integer", f"{value!r} ({type(value).__name__})"))
+        raise TypeError(message(name, "an integer", shown(value)))
     require(count >= at_least, name, f"at least {at_least}", count)
     return count

@@ -6,12 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ropewalk import positions as places
 from ropewalk._shapes import Bool, Float, Int, Shaped, Tensor
 from ropewalk.attention import Attention, KVCache
 from ropewalk.attention.module import default_positions
-from ropewalk.encodings import Encoding, Placement
-from ropewalk.errors import require, require_count
+from ropewalk.encodings import Encoding
+from ropewalk.errors import message, require, require_count, require_number, require_type
 
 
 class Block(nn.Module):
@@ -60,13 +59,14 @@ class Transformer(nn.Module):
         super().__init__()
         require_count(vocab_size, "vocab_size")
         require_count(num_layers, "num_layers")
+        require_count(model_dim, "model_dim")
+        mlp_dim = 4 * model_dim if mlp_dim is None else require_count(mlp_dim, "mlp_dim")
+        require_type(encoding, Encoding, "encoding", "an Encoding", hint="rw.NoPE() for none")
         self.encoding = encoding
         self.embedding = nn.Embedding(vocab_size, model_dim)
         # Tokens start small, which trains faster; beside an absolute encoding of size 1 they would drown.
         self.embedding_norm = nn.LayerNorm(model_dim, bias=False) if encoding.is_absolute else nn.Identity()
-        blocks = (
-            Block(model_dim, num_heads, encoding, num_kv_heads, mlp_dim or 4 * model_dim) for _ in range(num_layers)
-        )
+        blocks = (Block(model_dim, num_heads, encoding, num_kv_heads, mlp_dim) for _ in range(num_layers))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(model_dim, bias=False)
         self.reset_parameters()
@@ -108,8 +108,13 @@ class Transformer(nn.Module):
         cache: list[KVCache] | None = None,
     ) -> Float[Tensor, "batch seq model_dim"]:
         """Last states before the output head; arguments as in `forward`."""
-        at = self._placement(tokens, positions, key_padding_mask, documents, cache)
-        x = self.encoding.embed(self.embedding_norm(self.embedding(tokens)), at)
+        self._check(tokens, cache)
+        own = positions
+        if own is None:
+            first = cache[0] if cache is not None else None
+            own = default_positions(tokens.shape[1], first, key_padding_mask, documents, tokens.device)
+        at = self.encoding.at(own, self.embedding.weight.dtype)
+        x = self.encoding.embed(self.embedding_norm(self.embedding(tokens.long())), at)
         for layer, block in enumerate(self.blocks):
             x = block(
                 x,
@@ -117,19 +122,20 @@ class Transformer(nn.Module):
                 mask=mask,
                 key_padding_mask=key_padding_mask,
                 documents=documents,
-                cache=cache[layer] if cache else None,
+                cache=cache[layer] if cache is not None else None,
                 at=at,
             )
         return self.norm(x)
 
-    def _placement(self, tokens, positions, key_padding_mask, documents, cache) -> Placement:
-        seq_len = tokens.shape[-1]
-        if positions is None:
-            if documents is not None:  # absolute encodings count within each document
-                positions = places.from_documents(documents)[..., documents.shape[-1] - seq_len :]
-            else:
-                positions = default_positions(seq_len, cache[0] if cache else None, key_padding_mask, tokens.device)
-        return self.encoding.at(positions, self.embedding.weight.dtype)
+    def _check(self, tokens: Tensor, cache: list[KVCache] | None) -> None:
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise TypeError(message("tokens", "an integer tensor", f"dtype {tokens.dtype}"))
+        require(tokens.ndim == 2, "tokens", "of shape (batch, seq)", tuple(tokens.shape))
+        if cache is not None:
+            require_type(cache, list, "cache", "a list, one KVCache per layer", hint="model.new_cache() makes it")
+            require(
+                len(cache) == len(self.blocks), "cache", "one KVCache per layer ({0})", len(cache), len(self.blocks)
+            )
 
     def forward(
         self,
@@ -157,7 +163,7 @@ class Transformer(nn.Module):
         )
         return self.head(states)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def generate(
         self,
         tokens: Int[Tensor, "batch seq"],
@@ -176,7 +182,8 @@ class Transformer(nn.Module):
         """
         require_count(max_new_tokens, "max_new_tokens", at_least=0)
         require(tokens.shape[1] > 0, "tokens", "at least one per prompt", tuple(tokens.shape))
-        require(temperature >= 0, "temperature", "at least 0", temperature)
+        usable = require_number(temperature, "temperature") == 0 or 1e-6 <= temperature < math.inf
+        require(usable, "temperature", "0, or finite and at least 1e-6", temperature)
         cache, step, real = self.new_cache(), tokens, key_padding_mask
         final = torch.full((tokens.shape[0],), tokens.shape[1] - 1, device=tokens.device)
         if real is not None:

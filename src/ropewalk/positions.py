@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ropewalk._shapes import Bool, Int, Shaped, Tensor
-from ropewalk.errors import message, require, require_count
+from ropewalk.errors import message, require, require_count, require_type
 
 _FLOATING = "cast with .long(); a half-precision counter has already lost tokens (bfloat16 holds 256 in a row)"
 
@@ -19,12 +19,27 @@ def as_positions(positions: Shaped[Tensor, "*batch seq"], name: str = "positions
     Raises:
         TypeError: it is no integer tensor.  ValueError: its shape is neither (seq,) nor (batch, seq).
     """
-    if not isinstance(positions, Tensor):
-        raise TypeError(message(name, "an integer tensor", type(positions).__name__, hint="torch.arange(seq_len)"))
+    require_type(positions, Tensor, name, "an integer tensor", hint="torch.arange(seq_len)")
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
         raise TypeError(message(name, "an integer tensor", f"dtype {positions.dtype}", hint=_FLOATING))
+    if positions.dtype == torch.uint64:
+        raise TypeError(message(name, "a tensor of at most 63 bits", "dtype torch.uint64", hint="cast with .long()"))
     require(positions.ndim in (1, 2), name, "of shape (seq,) or (batch, seq)", tuple(positions.shape))
     return positions.long()
+
+
+def as_real(mask: Shaped[Tensor, "batch seq"], name: str = "mask") -> Bool[Tensor, "batch seq"]:
+    """A padding mask as bool, True = a real token.
+
+    Raises:
+        TypeError: it is additive, or no tensor.  ValueError: its shape is not (batch, seq).
+    """
+    require_type(mask, Tensor, name, "a tensor")
+    if mask.is_floating_point() or mask.is_complex():
+        hint = "True marks a real token; torch.nn.MultiheadAttention means the opposite"
+        raise TypeError(message(name, "bool, or integers 0 and 1", f"dtype {mask.dtype}", hint))
+    require(mask.ndim == 2, name, "of shape (batch, seq)", tuple(mask.shape))
+    return mask != 0
 
 
 def from_mask(mask: Shaped[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
@@ -37,8 +52,7 @@ def from_mask(mask: Shaped[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
     >>> from_mask(torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0]])).tolist()
     [[0, 0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 4, 4]]
     """
-    require(mask.ndim == 2, "mask", "of shape (batch, seq)", tuple(mask.shape))
-    return (mask != 0).long().cumsum(-1).sub(1).clamp(min=0)
+    return as_real(mask).long().cumsum(-1).sub(1).clamp(min=0)
 
 
 def from_lengths(lengths: Sequence[int]) -> tuple[Int[Tensor, "seq"], Int[Tensor, "seq"]]:
@@ -60,16 +74,26 @@ def from_lengths(lengths: Sequence[int]) -> tuple[Int[Tensor, "seq"], Int[Tensor
     return from_documents(documents), documents
 
 
-def from_documents(documents: Int[Tensor, "*batch seq"]) -> Int[Tensor, "*batch seq"]:
+def from_documents(
+    documents: Shaped[Tensor, "*batch seq"], mask: Shaped[Tensor, "batch seq"] | None = None
+) -> Int[Tensor, "*rows seq"]:
     """Positions that start again at 0 wherever the document id changes.
+
+    Args:
+        documents: ids; a document is one run of equal ids.
+        mask: True = a real token; padding inside a document is not counted.
 
     >>> from_documents(torch.tensor([[7, 7, 7, 2, 2], [5, 6, 6, 6, 6]])).tolist()
     [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]
     """
-    index = torch.arange(documents.shape[-1], device=documents.device).expand(documents.shape)
+    documents = as_positions(documents, "documents")
+    real = torch.ones_like(documents, dtype=torch.bool) if mask is None else as_real(mask)
+    require(real.shape[-1] == documents.shape[-1], "mask", "as long as documents", tuple(real.shape))
     starts = torch.ones_like(documents, dtype=torch.bool)
     starts[..., 1:] = documents[..., 1:] != documents[..., :-1]
-    return index - torch.where(starts, index, 0).cummax(-1).values
+    counted = real.long().cumsum(-1)  # real tokens up to and with this one
+    before = torch.where(starts, counted - real.long(), 0).cummax(-1).values  # those ahead of its document
+    return (counted - before - 1).clamp(min=0)
 
 
 def shard(seq_len: int, rank: int, world_size: int, order: str = "contiguous") -> Int[Tensor, "shard"]:

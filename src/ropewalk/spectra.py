@@ -5,13 +5,13 @@ one class.  Numbers are decimals of 50 digits and more, since a phase at positio
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
 
 from ropewalk import phases
-from ropewalk.errors import message, require, require_count
+from ropewalk.errors import require, require_count, require_number, require_type
 
 Number = int | float | Decimal
 
@@ -32,7 +32,9 @@ class Spectrum:
     magnitude: float
 
     def __init__(self, inv_freq: Sequence[Number], magnitude: float = 1.0):
-        exact = tuple(Decimal(w) for w in inv_freq)
+        require_type(inv_freq, Iterable, "inv_freq", "a sequence of numbers")
+        exact = tuple(Decimal(require_number(w, "inv_freq")) for w in inv_freq)
+        require_number(magnitude, "magnitude")
         require(len(exact) > 0, "inv_freq", "at least one number", "none")
         for w in exact:
             require(w.is_finite() and w >= 0, "inv_freq", "finite and at least 0 throughout", float(w))
@@ -71,9 +73,7 @@ def powers(pairs: int, dim: int, base: Decimal) -> tuple[Decimal, ...]:
 
 def check_base(base: Number) -> Decimal:
     """`base` as an exact number, or ValueError unless finite and positive."""
-    if isinstance(base, bool) or not isinstance(base, int | float | Decimal):
-        raise TypeError(message("base", "a number", f"{base!r} ({type(base).__name__})"))
-    exact = Decimal(base)
+    exact = Decimal(require_number(base, "base"))
     require(exact.is_finite() and exact > 0, "base", "finite and positive", base)
     return exact
 
@@ -94,7 +94,7 @@ def plain(rotary_dim: int, base: Number = 10_000.0) -> Spectrum:
 
 
 def _stretch(stretch: Number) -> Decimal:
-    exact = Decimal(stretch)
+    exact = Decimal(require_number(stretch, "stretch"))
     require(exact.is_finite() and exact >= 1, "stretch", "at least 1 (eval_len / train_len)", stretch)
     return exact
 
@@ -119,7 +119,7 @@ def ntk(rotary_dim: int, base: Number = 10_000.0, *, stretch: Number) -> Spectru
     """
     require_count(rotary_dim, "rotary_dim", at_least=4)
     with localcontext(phases.DIGITS):
-        return plain(rotary_dim, Decimal(base) * _stretch(stretch) ** (Decimal(rotary_dim) / (rotary_dim - 2)))
+        return plain(rotary_dim, check_base(base) * _stretch(stretch) ** (Decimal(rotary_dim) / (rotary_dim - 2)))
 
 
 def yarn(
@@ -150,8 +150,9 @@ def yarn(
     """
     factor = _stretch(stretch)
     require_count(train_len, "train_len")
-    require(0 < beta_slow < beta_fast, "beta_slow", f"positive and below beta_fast ({beta_fast})", beta_slow)
-    require(float(base) > 1, "base", "above 1", base)
+    ends = math.isfinite(require_number(beta_fast, "beta_fast")) and 0 < require_number(beta_slow, "beta_slow")
+    require(ends and beta_slow < beta_fast, "beta_slow", f"positive and below beta_fast ({beta_fast})", beta_slow)
+    require(check_base(base) > 1, "base", "above 1", base)
     original = plain(rotary_dim, base).exact
 
     def pair_that_turns(turns: float) -> float:

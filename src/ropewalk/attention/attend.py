@@ -7,10 +7,10 @@ import torch
 from ropewalk._shapes import Bool, Float, Int, Shaped, Tensor
 from ropewalk.attention.reference import reference
 from ropewalk.attention.sdpa import sdpa
-from ropewalk.attention.sight import look
+from ropewalk.attention.sight import Sight, look
 from ropewalk.encodings import Encoding
 from ropewalk.encodings.alibi import check_heads
-from ropewalk.errors import message, require
+from ropewalk.errors import message, require, require_number, require_type
 
 BACKENDS = ("auto", "reference", "sdpa")
 _BACKENDS = ", ".join(map(repr, BACKENDS))
@@ -38,12 +38,15 @@ def attend(
     Args:
         q: queries.
         k, v: keys and values; kv_heads divides heads, and query head h reads kv head h // (heads / kv_heads).
-        encoding: turns q and k and biases the score; absolute encodings were added to the embedding before.
+        encoding: turns q and k and biases the score; absolute ones (Sinusoidal, Learned) do nothing here, for
+            `encoding.embed` adds them to the embedding, before q, k and v are projected.
         q_positions, k_positions: tokens, (length,) or (batch, length).  By default keys are 0 ... k_len - 1 and
             queries the last q_len of them.
         causal: a query attends keys at its own position and before.
         mask: True = may attend, broadcastable to (batch, heads, q_len, k_len); combined with all other rules.
-        documents: ids of the keys' documents; queries are the last q_len tokens and see their own document only.
+            What is masked is multiplied by 0 all the same, so it has to be finite.
+        documents: ids of the keys' documents, one run of equal ids each; queries are the last q_len tokens and see
+            their own document only.
         scale: of q . k, by default 1 / sqrt(head_dim).  The bias is added after it.
         heads: global indices of the query heads at hand, where a shard holds some of them.
         encoded: q and k went through `encoding.query` and `encoding.key` already.
@@ -60,30 +63,43 @@ def attend(
     torch.Size([1, 8, 5, 16])
     """
     _check(q, k, v, backend)
+    if encoding is not None:
+        require_type(
+            encoding, Encoding, "encoding", "an Encoding", hint="rw.build('rotary+alibi', ...) makes one by name"
+        )
     sight = look(q, k, encoding, q_positions, k_positions, causal, mask, documents, heads)
     if encoding is not None:
         check_heads(encoding, q.shape[1], heads)
         if not encoded:
-            q = encoding.query(q, encoding.at(sight.q_pos if sight.q_pos.shape[0] > 1 else sight.q_pos[0], q.dtype))
-            k = encoding.key(k, encoding.at(sight.k_pos if sight.k_pos.shape[0] > 1 else sight.k_pos[0], k.dtype))
+            q = encoding.query(q, encoding.at(sight.q_pos, q.dtype))
+            k = encoding.key(k, encoding.at(sight.k_pos, k.dtype))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    require(math.isfinite(require_number(scale, "scale")), "scale", "finite", scale)
     device = q.device.type
-    if torch.is_autocast_enabled(device) and q.dtype == torch.float32:
-        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
-    with torch.autocast(device, enabled=False):  # which would round the bias and the scores too
-        if backend == "reference":
-            out, lse = reference(q, k, v, sight, scale)
-        else:
-            out, lse = sdpa(q, k, v, sight, scale, return_lse)
+    if device != "meta" and torch.is_autocast_enabled(device):
+        low = torch.get_autocast_dtype(device) if q.dtype == torch.float32 else q.dtype
+        with torch.autocast(device, enabled=False):  # which would round the bias and the scores too
+            out, lse = _run(q.to(low), k.to(low), v.to(low), sight, scale, return_lse, backend)
+    else:
+        out, lse = _run(q, k, v, sight, scale, return_lse, backend)
     if return_lse:
         assert lse is not None
         return out, lse
     return out
 
 
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, return_lse: bool, backend: str
+) -> tuple[Tensor, Tensor | None]:
+    if backend == "reference":
+        return reference(q, k, v, sight, scale)
+    return sdpa(q, k, v, sight, scale, return_lse)
+
+
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
     require(backend in BACKENDS, "backend", "one of " + _BACKENDS, repr(backend))
     for name, x in (("q", q), ("k", k), ("v", v)):
+        require_type(x, Tensor, name, "a tensor")
         require(x.ndim == 4, name, "of shape (batch, heads, seq, head_dim)", tuple(x.shape))
         if not x.is_floating_point():
             raise TypeError(message(name, "a floating-point tensor", f"dtype {x.dtype}"))
@@ -91,6 +107,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
         hint = "a cache keeps the dtype it was filled with"
         raise TypeError(message("q, k and v", "of one dtype", f"{q.dtype}, {k.dtype}, {v.dtype}", hint))
     require(q.shape[0] == k.shape[0], "k", "of q's batch size ({0})", k.shape[0], q.shape[0])
+    require(q.shape[-1] > 0, "q", "at least 1 channel wide", tuple(q.shape))
     require(q.shape[-1] == k.shape[-1], "k", "of q's head_dim ({0})", k.shape[-1], q.shape[-1])
     require(k.shape[:3] == v.shape[:3], "v", "of k's shape {0}", tuple(v.shape[:3]), tuple(k.shape[:3]))
     require(

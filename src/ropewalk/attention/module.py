@@ -7,8 +7,9 @@ from ropewalk import positions as places
 from ropewalk._shapes import Bool, Float, Shaped, Tensor
 from ropewalk.attention.attend import attend
 from ropewalk.attention.cache import KVCache
+from ropewalk.attention.sight import check_mask_dtype
 from ropewalk.encodings import Encoding, Placement
-from ropewalk.errors import message, require, require_count
+from ropewalk.errors import require, require_count, require_type
 
 
 class Attention(nn.Module):
@@ -46,8 +47,7 @@ class Attention(nn.Module):
             require(model_dim % num_heads == 0, "model_dim", f"a multiple of num_heads ({num_heads})", model_dim)
             head_dim = model_dim // num_heads
         require(num_heads % num_kv_heads == 0, "num_kv_heads", f"a divisor of num_heads ({num_heads})", num_kv_heads)
-        if not isinstance(encoding, Encoding):
-            raise TypeError(message("encoding", "an Encoding", type(encoding).__name__, hint="rw.NoPE() for none"))
+        require_type(encoding, Encoding, "encoding", "an Encoding", hint="rw.NoPE() for none")
         _check_made_for(
             encoding, head_dim=require_count(head_dim, "head_dim"), num_heads=num_heads, model_dim=model_dim
         )
@@ -79,18 +79,20 @@ class Attention(nn.Module):
             mask: True = may attend, broadcastable to (batch, heads, seq, k_len).
             key_padding_mask: True = a real token, for all keys, the cache's included.
             cache: extended by these tokens.
-            documents: ids of the keys' documents.
+            documents: ids of the keys' documents, the cache's included; positions start again in each.
             at: `encoding.at(positions)`, where a model made it once for all layers.
         """
         batch, seq_len = x.shape[:2]
         past = len(cache) if cache is not None else 0
-        own = positions if positions is not None else default_positions(seq_len, cache, key_padding_mask, x.device)
+        own = positions
+        if own is None:
+            own = default_positions(seq_len, cache, key_padding_mask, documents, x.device)
         at = self.encoding.at(own, x.dtype) if at is None else at
         q = self.q_proj(x).view(batch, seq_len, self.num_heads, self.head_dim).transpose(1, 2)
         k = self.k_proj(x).view(batch, seq_len, self.num_kv_heads, self.head_dim).transpose(1, 2)
         v = self.v_proj(x).view(batch, seq_len, self.num_kv_heads, self.head_dim).transpose(1, 2)
         q, k = self.encoding.query(q, at), self.encoding.key(k, at)
-        counted = positions is None and key_padding_mask is None
+        counted = positions is None and key_padding_mask is None and documents is None
         k_positions = own
         if cache is not None:
             k, v = cache.append(k, v, None if counted else own)
@@ -110,7 +112,7 @@ class Attention(nn.Module):
             encoded=True,
         )
         assert isinstance(out, Tensor)
-        return self.out_proj(out.transpose(1, 2).reshape(batch, seq_len, -1))
+        return self.out_proj(out.transpose(1, 2).flatten(2))
 
 
 def _check_made_for(encoding: Encoding, **sizes: int) -> None:
@@ -122,24 +124,47 @@ def _check_made_for(encoding: Encoding, **sizes: int) -> None:
 
 
 def default_positions(
-    seq_len: int, cache: KVCache | None, key_padding_mask: Tensor | None, device: torch.device
+    seq_len: int,
+    cache: KVCache | None,
+    key_padding_mask: Tensor | None,
+    documents: Tensor | None,
+    device: torch.device,
 ) -> Tensor:
-    """Where new tokens stand: after the cache, counting real tokens only."""
+    """Where new tokens stand: after the cache, counting real tokens only, from 0 in each document."""
     past = len(cache) if cache is not None else 0
+    real = None
     if key_padding_mask is not None:
-        _check_padding(key_padding_mask, past + seq_len)
-        return places.from_mask(key_padding_mask)[:, past:]
-    return torch.arange(seq_len, device=device) if cache is None else cache.next_positions(seq_len, device)
+        real = _real(key_padding_mask, past + seq_len)
+    if documents is not None:
+        whole = documents.shape[-1] == past + seq_len
+        require(whole, "documents", "one id per key ({0}), the cache included", tuple(documents.shape), past + seq_len)
+        return places.from_documents(documents, real)[..., past:]
+    if real is None:
+        return torch.arange(seq_len, device=device) if cache is None else cache.next_positions(seq_len, device)
+    if cache is None or past == 0:
+        return places.from_mask(real)
+    # A cache may have been moved or begun anywhere, so counting goes on from what it holds.
+    last = torch.where(real[:, :past].any(-1, keepdim=True), cache.positions[..., -1:], -1)
+    return (last + real[:, past:].long().cumsum(-1)).clamp(min=0)
 
 
-def _check_padding(key_padding_mask: Tensor, k_len: int) -> None:
-    fits = key_padding_mask.ndim == 2 and key_padding_mask.shape[1] == k_len
-    require(fits, "key_padding_mask", "of shape (batch, {0}), the cache included", tuple(key_padding_mask.shape), k_len)
+def _real(key_padding_mask: Tensor, k_len: int) -> Tensor:
+    real = places.as_real(key_padding_mask, "key_padding_mask")
+    require(
+        real.shape[1] == k_len,
+        "key_padding_mask",
+        "of shape (batch, {0}), the cache included",
+        tuple(real.shape),
+        k_len,
+    )
+    return real
 
 
 def _with_padding(mask: Tensor | None, key_padding_mask: Tensor | None, k_len: int) -> Tensor | None:
     if key_padding_mask is None:
         return mask
-    _check_padding(key_padding_mask, k_len)
-    real = places.packed_mask(key_padding_mask != 0)
-    return real if mask is None else mask & real
+    real = places.packed_mask(_real(key_padding_mask, k_len))
+    if mask is None:
+        return real
+    check_mask_dtype(mask)
+    return mask & real

@@ -8,7 +8,7 @@ from ropewalk import positions
 from ropewalk._shapes import Tensor
 from ropewalk.encodings import Encoding
 from ropewalk.encodings.base import table_dtype
-from ropewalk.errors import message, require
+from ropewalk.errors import message, require, require_type
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,12 @@ class Sight:
         if self.encoding is None or not self.encoding.has_bias:
             return None
         q_pos, k_pos = self.q_pos[:, None, rows, None], self.k_pos[:, None, None, columns]
+        if self.encoding.distance_only:  # subtracted as integers: floats would round far positions first
+            q_pos, k_pos = q_pos - k_pos, torch.zeros_like(k_pos)
         if dtype == torch.float64:
             q_pos, k_pos = q_pos.to(dtype), k_pos.to(dtype)
-        return self.encoding.bias(self.heads[:, None, None], q_pos, k_pos)
+        bias = self.encoding.bias(self.heads[:, None, None], q_pos, k_pos)
+        return None if bias is None else bias.to(dtype)
 
     def bias_by_distance(self, dtype: torch.dtype) -> Tensor:
         """The bias at distances 1 - q_len ... k_len - 1 of an aligned sight: (heads, q_len + k_len - 1).
@@ -80,7 +83,9 @@ class Sight:
         counted = distance.to(dtype) if dtype == torch.float64 else distance
         assert self.encoding is not None
         bias = self.encoding.bias(self.heads[:, None], counted, torch.zeros_like(counted))
-        assert bias is not None
+        if bias is None:
+            raise TypeError(message("bias", "a tensor where distance_only is True", None))
+        bias = bias.to(dtype).expand(len(self.heads), -1)
         return torch.where(distance >= 0, bias, -torch.inf) if self.causal else bias
 
 
@@ -122,8 +127,9 @@ def look(
 def _heads(heads: Tensor | None, num_heads: int, device: torch.device) -> Tensor:
     if heads is None:
         return torch.arange(num_heads, device=device)
-    shape = tuple(heads.shape) if isinstance(heads, Tensor) else type(heads).__name__
-    require(shape == (num_heads,), "heads", "a tensor of {0} global head indices, one per query head", shape, num_heads)
+    heads = positions.as_positions(heads, "heads")
+    shape = tuple(heads.shape)
+    require(shape == (num_heads,), "heads", "of shape ({0},), global indices of the query heads", shape, num_heads)
     return heads
 
 
@@ -131,16 +137,22 @@ def _rows(name: str, values: Tensor, batch: int, length: int) -> Tensor:
     """(1 or batch, length) from (length,) or (batch, length)."""
     rows = positions.as_positions(values, name)
     rows = rows if rows.ndim == 2 else rows[None]
-    fits = rows.shape[-1] == length and rows.shape[0] in (1, batch)
+    fits = rows.shape[-1] == length and (rows.shape[0] == 1 or rows.shape[0] == batch)
     require(fits, name, "of shape ({0},) or ({1}, {0})", tuple(values.shape), length, batch)
     return rows
 
 
-def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+def check_mask_dtype(mask: Tensor) -> None:
+    """TypeError unless `mask` is a bool tensor."""
+    require_type(mask, Tensor, "mask", "a bool tensor")
     if mask.dtype != torch.bool:
         hint = "mask >= 0 turns an additive mask into a boolean one; a bias belongs into an encoding"
         raise TypeError(message("mask", "bool (True = may attend)", f"dtype {mask.dtype}", hint))
-    fits = mask.ndim <= 4 and all(m in (1, s) for m, s in zip(reversed(mask.shape), reversed(shape), strict=False))
+
+
+def _check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
+    check_mask_dtype(mask)
+    fits = mask.ndim <= 4 and all(m == 1 or m == s for m, s in zip(reversed(mask.shape), reversed(shape), strict=False))
     require(fits and mask.ndim >= 2, "mask", "broadcastable to {0}", tuple(mask.shape), shape)
 
 

@@ -1,14 +1,14 @@
 """ALiBi: attention with linear biases (Press et al. 2022, arXiv:2108.12409v2)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 
 from ropewalk._shapes import Float, Int, Shaped, Tensor
 from ropewalk.encodings.base import Encoding
-from ropewalk.errors import require, require_count
+from ropewalk.errors import require, require_count, require_number, require_type
 
 
 def alibi_slope(head: Int[Tensor, "*#s"], num_heads: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*#s"]:
@@ -28,6 +28,7 @@ def alibi_slope(head: Int[Tensor, "*#s"], num_heads: int, dtype: torch.dtype = t
     >>> alibi_slope(torch.arange(3), 8).tolist()
     [0.5, 0.25, 0.125]
     """
+    head = head.long()  # 8 (head + 1) would wrap in 8 bits
     lower = 1 << (num_heads.bit_length() - 1)
     exponent = torch.where(head < lower, 8 * (head + 1), 8 * (head - lower) + 4)
     return torch.exp2(-exponent.to(dtype) / lower)
@@ -52,7 +53,10 @@ class ALiBi(Encoding):
     def __init__(self, num_heads: int, *, slopes: Sequence[float] | None = None, learned: bool = False):
         super().__init__()
         self.num_heads = require_count(num_heads, "num_heads")
-        self.given = None if slopes is None else tuple(float(m) for m in slopes)
+        if slopes is not None:
+            require_type(slopes, Iterable, "slopes", f"a sequence of {num_heads} numbers")
+            slopes = [float(require_number(m, "slopes")) for m in slopes]
+        self.given = None if slopes is None else tuple(slopes)
         if self.given is not None:
             require(len(self.given) == num_heads, "slopes", f"one number per head ({num_heads})", len(self.given))
             for m in self.given:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ropewalk._shapes import Float, Int, Shaped, Tensor
-from ropewalk.errors import require
+from ropewalk.errors import message, require
 from ropewalk.positions import as_positions
 
 
@@ -80,6 +80,24 @@ class Encoding(nn.Module):
         """
         return None
 
+    def moved(
+        self,
+        k: Float[Tensor, "batch heads seq head_dim"],
+        old: Int[Tensor, "*batch seq"],
+        new: Int[Tensor, "*batch seq"],
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        """Keys that `key` encoded at positions `old`, as it would have encoded them at `new`.
+
+        Raises:
+            ValueError: the keys hold their position in a way that cannot be turned back.
+        """
+        if self.is_absolute or type(self).key is not Encoding.key:
+            raise ValueError(message("encoding", "one whose keys can be moved (its own `moved`)", type(self).__name__))
+        return k
+
+    def __radd__(self, other: object) -> "Encoding":
+        return self if other == 0 else NotImplemented  # sum() starts from 0
+
     def __add__(self, other: "Encoding") -> "Encoding":
         from ropewalk.encodings.compose import Compose
 
@@ -91,6 +109,10 @@ def check_embedding(x: Tensor, at: Placement, model_dim: int) -> None:
     seq_len = at.positions.shape[-1]
     require(x.shape[-1] == model_dim, "the last axis", "model_dim ({0})", x.shape[-1], model_dim)
     require(x.shape[-2] == seq_len, "x", "as long as its positions ({0})", x.shape[-2], seq_len)
+    if at.positions.ndim == 2:
+        rows = at.positions.shape[0]
+        fits = rows == 1 or rows == x.shape[0]
+        require(fits, "positions", "of {0} rows, or of one for all", rows, x.shape[0])
 
 
 def table_dtype(dtype: torch.dtype) -> torch.dtype:

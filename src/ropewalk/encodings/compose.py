@@ -5,7 +5,7 @@ from torch import nn
 
 from ropewalk._shapes import Float, Int, Shaped, Tensor
 from ropewalk.encodings.base import Encoding, Placement
-from ropewalk.errors import message, require
+from ropewalk.errors import require, require_type
 from ropewalk.positions import as_positions
 
 
@@ -16,11 +16,10 @@ class Compose(Encoding):
         super().__init__()
         require(len(encodings) > 0, "encodings", "at least one encoding", "none")
         for encoding in encodings:
-            if not isinstance(encoding, Encoding):
-                raise TypeError(message("encodings", "encodings throughout", type(encoding).__name__))
+            require_type(encoding, Encoding, "encodings", "encodings throughout")
         flat = (e.encodings if isinstance(e, Compose) else [e] for e in encodings)
         self.encodings = nn.ModuleList(e for part in flat for e in part)
-        self.relative = all(e.relative for e in self.parts)
+        self.relative = all(e.relative for e in self.parts) and self._turns_commute()
         self.distance_only = all(e.distance_only for e in self.parts if e.has_bias)
         self.max_positions = min((e.max_positions for e in self.parts if e.max_positions), default=None)
 
@@ -40,6 +39,22 @@ class Compose(Encoding):
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
         positions = as_positions(positions)
         return Placement(positions, parts=tuple(e.at(positions, dtype) for e in self.parts))
+
+    def _turns_commute(self) -> bool:
+        """Turns about the same pairs can be exchanged; those about different pairs leave no relative score."""
+        turning = [e for e in self.parts if type(e).key is not Encoding.key]
+        return len(turning) < 2 or len({getattr(e, "plane", e) for e in turning}) == 1
+
+    def moved(
+        self,
+        k: Float[Tensor, "batch heads seq head_dim"],
+        old: Int[Tensor, "*batch seq"],
+        new: Int[Tensor, "*batch seq"],
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        require(self._turns_commute(), "encoding", "one that turns the same pairs throughout", self)
+        for encoding in self.parts:
+            k = encoding.moved(k, old, new)
+        return k
 
     def embed(self, x: Float[Tensor, "batch seq model_dim"], at: Placement) -> Float[Tensor, "batch seq model_dim"]:
         for encoding, part in zip(self.parts, at.parts, strict=True):

@@ -8,7 +8,7 @@ from ropewalk._shapes import Float, Int, Shaped, Tensor
 from ropewalk.encodings.alibi import ALiBi
 from ropewalk.encodings.base import Encoding, Placement
 from ropewalk.encodings.rotary import Rotary
-from ropewalk.errors import message, require
+from ropewalk.errors import require, require_number, require_type
 
 
 class Hybrid(Encoding):
@@ -30,10 +30,11 @@ class Hybrid(Encoding):
     def __init__(self, rotary: Rotary, alibi: ALiBi, alpha: float | None = None):
         super().__init__()
         for name, value, kind in (("rotary", rotary, Rotary), ("alibi", alibi, ALiBi)):
-            if not isinstance(value, kind):
-                raise TypeError(message(name, f"a {kind.__name__}", type(value).__name__))
+            require_type(value, kind, name, f"a {kind.__name__}")
         if alpha is not None:
-            require(math.isfinite(alpha) and 0 <= alpha <= 1, "alpha", "None or in [0, 1]", alpha)
+            require(
+                math.isfinite(require_number(alpha, "alpha")) and 0 <= alpha <= 1, "alpha", "None or in [0, 1]", alpha
+            )
         self.rotary, self.alibi, self.alpha = rotary, alibi, alpha
 
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
@@ -49,6 +50,19 @@ class Hybrid(Encoding):
         self, k: Float[Tensor, "batch heads seq head_dim"], at: Placement
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         return self.rotary.key(k, at)
+
+    @property
+    def plane(self) -> tuple[str, int]:
+        """Which channels form pairs."""
+        return self.rotary.plane
+
+    def moved(
+        self,
+        k: Float[Tensor, "batch heads seq head_dim"],
+        old: Int[Tensor, "*batch seq"],
+        new: Int[Tensor, "*batch seq"],
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        return self.rotary.moved(k, old, new)
 
     def bias(
         self, head: Int[Tensor, "*#s"], q_pos: Shaped[Tensor, "*#s"], k_pos: Shaped[Tensor, "*#s"]

@@ -37,7 +37,9 @@ class Learned(Encoding):
             torch.ops.aten._assert_async.msg(inside, f"positions must be in [0, {limit})")
         elif positions.numel() and positions.device.type != "meta":
             least, most = positions.min().item(), positions.max().item()
-            hint = f"rw.Learned(num_positions={most + 1}, ...) has to be trained for that length"
+            hint = (
+                f"rw.Learned(num_positions={most + 1}, ...) has to be trained for that length" if most >= limit else ""
+            )
             require(least >= 0 and most < limit, "positions", f"in [0, {limit})", f"{least} to {most}", hint=hint)
         return Placement(positions)
 

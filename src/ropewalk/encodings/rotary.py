@@ -3,9 +3,9 @@
 import torch
 
 from ropewalk import kernels, phases, spectra
-from ropewalk._shapes import Float, Shaped, Tensor
+from ropewalk._shapes import Float, Int, Shaped, Tensor
 from ropewalk.encodings.base import Encoding, Placement, table_dtype
-from ropewalk.errors import message, require, require_count
+from ropewalk.errors import message, require, require_count, require_type
 from ropewalk.positions import as_positions
 from ropewalk.spectra import Spectrum
 
@@ -43,6 +43,8 @@ class Rotary(Encoding):
     ):
         super().__init__()
         self.head_dim = require_count(head_dim, "head_dim", at_least=2)
+        if spectrum is not None:
+            require_type(spectrum, Spectrum, "spectrum", "a Spectrum", hint="rw.Spectrum(inv_freq)")
         if rotary_dim is None:
             rotary_dim = 2 * len(spectrum.exact) if spectrum else head_dim
         self.rotary_dim = require_count(rotary_dim, "rotary_dim", at_least=2)
@@ -51,13 +53,28 @@ class Rotary(Encoding):
         require(rotary_dim <= head_dim, "rotary_dim", f"at most head_dim ({head_dim})", rotary_dim)
         require(layout in LAYOUTS, "layout", _LAYOUTS, repr(layout))
         self.layout = layout
-        self.spectrum = spectra.plain(rotary_dim, base) if spectrum is None else spectrum
-        pairs = len(self.spectrum.exact)
+        self._spectrum = spectra.plain(rotary_dim, base) if spectrum is None else spectrum
+        pairs = len(self._spectrum.exact)
         require(
             2 * pairs == rotary_dim, "spectrum", f"of {rotary_dim // 2} pairs, half of rotary_dim", f"{pairs} pairs"
         )
         self.base = base if spectrum is None else None
-        self._steps = self.spectrum.steps
+        self._steps = self._spectrum.steps
+
+    @property
+    def spectrum(self) -> Spectrum:
+        """The frequencies, fixed at construction."""
+        return self._spectrum
+
+    @property
+    def plane(self) -> tuple[str, int]:
+        """Which channels form pairs: two encodings of one plane turn in any order."""
+        return self.layout, self.rotary_dim
+
+    @property
+    def inv_freq(self) -> tuple[float, ...]:
+        """Radians per token of each pair, fastest first."""
+        return self._spectrum.inv_freq
 
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
         """Cosines and sines of the angles, times the spectrum's magnitude."""
@@ -81,13 +98,22 @@ class Rotary(Encoding):
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         return self.query(k, at)
 
+    def moved(
+        self,
+        k: Float[Tensor, "batch heads seq head_dim"],
+        old: Int[Tensor, "*batch seq"],
+        new: Int[Tensor, "*batch seq"],
+    ) -> Float[Tensor, "batch heads seq head_dim"]:
+        """One turn by new - old: a table's magnitude is not applied twice."""
+        angles = phases.angles(new - old, self._steps, table_dtype(k.dtype))
+        return rotate(k, Placement(new - old, angles.cos(), angles.sin()), self.layout)
+
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         """Accepts the tables that older checkpoints carry, if they hold these frequencies."""
         for name in ("inv_freq", "rope.freqs", "freqs"):
             old = state_dict.pop(prefix + name, None)
             if old is not None:
-                new = torch.tensor(self.spectrum.inv_freq)
-                same = old.shape == new.shape and torch.allclose(old.float().cpu(), new, rtol=1e-2)
+                same = _holds(old, torch.tensor(self.inv_freq, dtype=torch.float64))
                 require(
                     same, prefix + name, "the frequencies of this encoding", old, hint="build it with that spectrum"
                 )
@@ -97,6 +123,15 @@ class Rotary(Encoding):
         width = "" if self.rotary_dim == self.head_dim else f", rotary_dim={self.rotary_dim}"
         source = f"base={self.base:g}" if self.base is not None else repr(self.spectrum)
         return f"{self.head_dim}{width}, {source}, layout={self.layout!r}"
+
+
+def _holds(old: Tensor, inv_freq: Tensor) -> bool:
+    """Whether `old` is `inv_freq`, rounded to float32 or, on the way, to a half precision."""
+    if old.shape != inv_freq.shape:
+        return False
+    old = old.double().cpu()
+    rounded = [inv_freq, inv_freq.bfloat16().double(), inv_freq.half().double()]
+    return any(torch.allclose(old, candidate, rtol=1e-5, atol=0) for candidate in rounded)
 
 
 def _tables(x: Tensor, at: Placement, layout: str) -> tuple[Tensor, Tensor]:
@@ -114,8 +149,10 @@ def _tables(x: Tensor, at: Placement, layout: str) -> tuple[Tensor, Tensor]:
     require(width <= x.shape[-1], "x", "at least {0} channels wide", x.shape[-1], width)
     if cos.ndim == 3:  # (batch, seq, pairs): one table per row, shared by its heads
         rows = cos.shape[0]
-        require(rows in (1, x.shape[0]), "positions", "of {0} rows, or of one for all", rows, x.shape[0])
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        fits = rows == 1 or rows == x.shape[0]
+        require(fits, "positions", "of {0} rows, or of one for all", rows, x.shape[0])
+        for _ in range(x.ndim - 3):
+            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return cos, sin
 
 
@@ -144,11 +181,11 @@ def reposition(
     old_positions: Shaped[Tensor, "*batch seq"],
     new_positions: Shaped[Tensor, "*batch seq"],
 ) -> Float[Tensor, "batch heads seq head_dim"]:
-    """Encoded keys moved to other positions: one turn by new - old, so a table's magnitude is not applied twice.
+    """Encoded keys moved to other positions, by one turn from where they are.
 
     Args:
         k: keys as `encoding.key` gave them at `old_positions`.
-        encoding: any composition of encodings; those that leave keys alone need no move.
+        encoding: any composition of encodings whose keys can be moved; those that leave keys alone need no move.
 
     >>> rope = Rotary(8)
     >>> k = torch.ones(1, 1, 1, 8)
@@ -157,8 +194,5 @@ def reposition(
     True
     """
     old, new = as_positions(old_positions, "old_positions"), as_positions(new_positions, "new_positions")
-    for _, part in encoding.named_modules(remove_duplicate=False):  # an encoding composed twice turns twice
-        if isinstance(part, Rotary):
-            angles = phases.angles(new - old, part._steps, table_dtype(k.dtype))
-            k = rotate(k, Placement(new, angles.cos(), angles.sin()), part.layout)
-    return k
+    require(old.shape[-1] == new.shape[-1] == k.shape[-2], "positions", "one per key ({0})", new.shape[-1], k.shape[-2])
+    return encoding.moved(k, old, new)

@@ -36,16 +36,17 @@ def _write(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Ten
     rows = x.shape[-2]
     step = max(1, SCRATCH * rows // max(x.numel(), 1))
     if step >= rows:
-        _write_rows(out, x, cos, sin, layout)
+        _write_rows(out, x, cos, sin, layout, out is not x)
         return out
     for start in range(0, rows, step):
         part = slice(start, start + step)
         table = part if cos.shape[-2] > 1 else slice(None)
-        _write_rows(out[..., part, :], x[..., part, :], cos[..., table, :], sin[..., table, :], layout)
+        tables = cos[..., table, :], sin[..., table, :]
+        _write_rows(out[..., part, :], x[..., part, :], *tables, layout, out is not x)
     return out
 
 
-def _write_rows(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> None:
+def _write_rows(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, elsewhere: bool) -> None:
     width = 2 * cos.shape[-1]
     a, b = _pairs(x, width, layout)
     out_a, out_b = _pairs(out, width, layout)
@@ -53,7 +54,7 @@ def _write_rows(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -
     new_b = (b * cos).addcmul_(a, sin)
     out_a.copy_(new_a)
     out_b.copy_(new_b)
-    if width < x.shape[-1] and out.data_ptr() != x.data_ptr():
+    if elsewhere and width < x.shape[-1]:
         out[..., width:] = x[..., width:]
 
 
@@ -106,7 +107,7 @@ def turn(
     layout: str,
 ) -> Float[Tensor, "*lead rows head_dim"]:
     """Each pair of channels turned by its angle; further channels pass untouched."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad:
         return formula(x, cos, sin, layout)
     return _Turn.apply(x, cos, sin, layout)  # pyright: ignore[reportReturnType]
 
@@ -118,6 +119,6 @@ def turn_(
     layout: str,
 ) -> Float[Tensor, "*lead rows head_dim"]:
     """`turn`, written into `x` itself."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad:
         return x.copy_(formula(x, cos, sin, layout))
     return _TurnInPlace.apply(x, cos, sin, layout)  # pyright: ignore[reportReturnType]

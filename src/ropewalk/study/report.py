@@ -115,7 +115,8 @@ def _controls(study: Study) -> str:
     note = page.paragraph(
         "Separate windows give their first tokens little context, and more so the shorter they are: part of any gain"
         " with length is that alone. Sliding windows take it away. Behind a window of the training length a model"
-        " never meets an unseen distance: what matches an encoding there needs no encoding that extrapolates."
+        " never meets an unseen distance: what matches an encoding there needs no encoding that extrapolates. The"
+        " window binds each layer, so what a token knows can still come from as many windows back as there are layers."
     )
     return page.section("Controls", note, table) if table else ""
 

@@ -23,20 +23,20 @@ class Settings:
     tokenizer: str = "byte"
     train_len: int = 256
     eval_lens: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
-    steps: int = 1000
-    batch_size: int = 4
+    steps: int = 550
+    batch_size: int = 8
     model_dim: int = 128
-    num_layers: int = 4
+    num_layers: int = 3
     num_heads: int = 4
-    warmup_steps: int = 100
+    warmup_steps: int = 55
     matrix_rate: float = 0.02
     vector_rate: float = 0.002
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     documents: int = 12
-    control_documents: int = 3
-    copy_trials: int = 16
-    cost_seconds: float = 14.0
+    control_documents: int = 6
+    copy_trials: int = 24
+    cost_seconds: float = 12.0
     dtype: str = "auto"
     device: str = "cpu"
 
@@ -80,7 +80,7 @@ def difference(a: Settings, b: Settings) -> dict[str, tuple]:
     """The fields in which two settings differ, with both values.
 
     >>> difference(Settings(), Settings(steps=10))
-    {'steps': (1000, 10)}
+    {'steps': (600, 10)}
     """
     return {
         field.name: (getattr(a, field.name), getattr(b, field.name))
@@ -205,7 +205,8 @@ PRESETS = {
         encodings=("rotary", "alibi", "rotary+alibi", "nope", "sinusoidal", "learned"),
         seeds=(0, 1, 2),
         steps=2000,
-        batch_size=8,
+        num_layers=4,
+        warmup_steps=100,
         eval_lens=(256, 512, 1024, 2048, 4096, 8192),
         documents=16,
         control_documents=8,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 import ropewalk as rw
+from ropewalk.naming import build as build_encoding
 from ropewalk.study import data, files, optim
 from ropewalk.study.settings import Settings
 
@@ -29,7 +30,7 @@ def build(settings: Settings, encoding: str, seed: int, vocab_size: int) -> rw.T
     sizes = {"model_dim": settings.model_dim, "num_layers": settings.num_layers, "num_heads": settings.num_heads}
     torch.manual_seed(seed)
     plain = rw.Transformer(vocab_size, rw.NoPE(), **sizes)
-    built = rw.build(
+    built = build_encoding(
         encoding,
         head_dim=settings.head_dim,
         num_heads=settings.num_heads,

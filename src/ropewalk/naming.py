@@ -5,7 +5,7 @@ import inspect
 
 from ropewalk import encodings
 from ropewalk.encodings import ALiBi, Compose, Encoding, Hybrid, Rotary
-from ropewalk.errors import message
+from ropewalk.errors import message, require, require_type
 
 
 def names() -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def _class(name: str) -> type[Encoding]:
         module, _, attribute = name.partition(":")
         try:
             found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, ValueError) as error:
             raise ValueError(message("encoding", "importable as module:Class", f"{name!r} ({error})")) from error
         if not (isinstance(found, type) and issubclass(found, Encoding)):
             raise TypeError(message("encoding", "a subclass of ropewalk.Encoding", f"{name!r}"))
@@ -51,6 +51,12 @@ def build(name: str, **dims: int) -> Encoding:
       )
     )
     """
+    require_type(name, str, "encoding", "a name", hint="rotary+alibi")
+    kinds = [_class(part) for part in name.split("+")]
+    wanted = {"head_dim", "num_heads", "model_dim", "num_positions"}
+    wanted |= {parameter for kind in kinds for parameter in inspect.signature(kind).parameters}
+    unknown = sorted(set(dims) - wanted)
+    require(not unknown, "dims", f"among {', '.join(sorted(wanted))}", ", ".join(unknown))
     parts = [_one(part, dims) for part in name.split("+")]
     return parts[0] if len(parts) == 1 else Compose(*parts)
 
