@@ -1,4 +1,4 @@
-"""A batch of prompts of different lengths, padded on the left, decoded through a cache: each row equals its run alone."""
+"""Prompts of different lengths, padded on the left, decoded through a cache: each row equals its run alone."""
 
 import torch
 
