@@ -22,7 +22,7 @@ class Own(rw.Encoding):
     distance_only = True
 
     def bias(self, head, q_pos, k_pos):
-        return -((q_pos - k_pos).abs() / 4).double()
+        return -(q_pos - k_pos).abs().double() / 4
 
 
 ENCODINGS = {

@@ -154,7 +154,7 @@ CALLS = [
         "another shape in the cache",
         lambda: filled_cache().append(heads(2), heads(2), THREE),
         ValueError,
-        r"k must be of the cache's shape \(1, 4\) and width 8, got",
+        r"k must be of the cache's batch, heads and width \(1, 4, 8\), got \(1, 2, 8\)",
     ),
     (
         "another dtype in the cache",

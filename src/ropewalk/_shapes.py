@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 if TYPE_CHECKING or "jaxtyping" in sys.modules:
-    from jaxtyping import Bool, Float, Int, Shaped
+    from jaxtyping import Bool, Float, Shaped
+    from jaxtyping import Integer as Int  # signed or not
 else:
 
     class _Shaped:

@@ -12,12 +12,13 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         from ropewalk._version import __version__
 
         print(__version__)
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

@@ -93,7 +93,7 @@ class Transformer(nn.Module):
         """An empty cache for each layer."""
         return [KVCache(self.encoding) for _ in self.blocks]
 
-    def head(self, hidden: Float[Tensor, "batch seq model_dim"]) -> Float[Tensor, "batch seq vocab"]:
+    def head(self, hidden: Float[Tensor, "*lead model_dim"]) -> Float[Tensor, "*lead vocab"]:
         """Logits from last states, through the transposed embedding."""
         return F.linear(hidden, self.embedding.weight)
 

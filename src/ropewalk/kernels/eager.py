@@ -50,8 +50,8 @@ def _write_rows(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, e
     width = 2 * cos.shape[-1]
     a, b = _pairs(x, width, layout)
     out_a, out_b = _pairs(out, width, layout)
-    new_a = (a * cos).addcmul_(b, sin, value=-1)
-    new_b = (b * cos).addcmul_(a, sin)
+    new_a = torch.addcmul(a * cos, b, sin, value=-1)
+    new_b = torch.addcmul(b * cos, a, sin)
     out_a.copy_(new_a)
     out_b.copy_(new_b)
     if elsewhere and width < x.shape[-1]:
