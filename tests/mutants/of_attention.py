@@ -25,8 +25,13 @@ def counts_in_bfloat16(mask):
 
 
 @part("K06", "packing", "from_documents")
-def counts_through_documents(documents):
-    return torch.arange(len(documents))
+def counts_through_documents(documents, mask=None):
+    return torch.arange(documents.shape[-1]).expand(documents.shape)
+
+
+@part("K06", "packing", "from_documents")
+def counts_padding_inside_documents(documents, mask=None):
+    return positions.from_documents(documents)
 
 
 @part("K06", "packing", "attend")
@@ -110,6 +115,22 @@ def bias_in_the_models_dtype(q, k, v, encoding=None, **options):
             return encoding.bias(head, q_pos, k_pos).to(q.dtype).float()
 
     return right_attend(q, k, v, Rounded(), **options)
+
+
+@part("K15", "double", "attend", lambda: rw.ALiBi(8))
+def positions_made_floats_before_subtraction(q, k, v, encoding=None, **options):
+    class Absolute(Encoding):  # not by distance, so that both positions are converted
+        def bias(self, head, q_pos, k_pos):
+            return encoding.bias(head, q_pos.to(q.dtype), k_pos.to(q.dtype))
+
+    return right_attend(q, k, v, Absolute(), **options)
+
+
+@encoding("K14", "slopes", lambda cls: cls(64), num_heads=64, num_kv_heads=8, head_dim=4)
+class HeadsCountedIn8Bits(rw.ALiBi):
+    def slope(self, head, dtype=torch.float32):
+        exponent = (head.to(torch.int8) + 1) * 8
+        return torch.exp2(-exponent.to(dtype) / self.num_heads)
 
 
 @part("K15", "formula of attention", "attend", lambda: rw.ALiBi(8))

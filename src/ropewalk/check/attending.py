@@ -172,6 +172,11 @@ def packing(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "packing", f"documents of {lengths}", str(counted), str(where.tolist()), "positions do not restart"
         )
+    padded = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1, 1]])
+    among_real = [[0, 0, 0, 1, 0, 0, 0, 1, 2]]
+    got = subject.parts.from_documents(documents[None], padded)
+    if got.tolist() != among_real:
+        yield Finding("packing", f"padding {padded.tolist()}", str(among_real), str(got.tolist()), "padding is counted")
     packed = subject.forward(encoding, x, where, documents=documents)
     start = 0
     for n in lengths:

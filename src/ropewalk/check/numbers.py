@@ -123,11 +123,17 @@ def dtypes(subject: Subject) -> Iterator[Finding]:
 
 
 def double(subject: Subject) -> Iterator[Finding]:
-    """float64 data gets float64 accuracy: the shift of a pair changes its score by 1e-9 at most."""
+    """float64 data gets float64 accuracy: the shift of a pair changes its score by 1e-9 at most, and that of a
+    biased pair by nothing, however far."""
     encoding = subject.make()
     if encoding.relative:
         tolerance = 1e-9 * subject.head_dim
         yield from _shifted(subject, encoding, torch.float64, (1000, 10**9), tolerance, "double")
+    if encoding.distance_only and not rotaries(encoding):
+        x, where = subject.tokens(1, 6, torch.float64), torch.arange(6)
+        near, far = (subject.forward(encoding, x, where + shift) for shift in (0, 2**60))
+        cause = "positions rounded to floats before they are subtracted"
+        yield from differs("double", "6 tokens shifted by 2^60", near, far, 1e-12, cause)
 
 
 def distance(subject: Subject) -> Iterator[Finding]:
