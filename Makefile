@@ -16,8 +16,8 @@ quick: .venv/ready lint
 	$(PYTEST) tests -m "not compiled and not errors and not slow" -k "not sdpa and not study"
 
 lint: .venv/ready
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples docs
+	$(BIN)/ruff format --check src tests examples docs
 	$(BIN)/pyright --warnings
 
 study: .venv/ready

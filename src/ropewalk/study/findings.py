@@ -179,8 +179,8 @@ def copying(study: Study) -> Iterator[Finding]:
             continue
         near, far = max(inside), max(answered)
         one, two = answered[near], answered[far]
-        unsure = "stays within its uncertainty"
-        form = "falls" if two.high < one.low else "rises" if two.low > one.high else unsure
+        change = statistics.difference(two, one)
+        form = "falls" if change.high < 0 else "rises" if change.low > 0 else "does not change measurably"
         text = f"{label(name)}'s accuracy in copying a span {form}:"
         numbers = {"encoding": name, "near": near, "far": far, "form": form}
         numbers |= {"accuracy_near": one.estimate, "accuracy_far": two.estimate}

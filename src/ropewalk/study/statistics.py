@@ -48,7 +48,7 @@ class Interval(NamedTuple):
 
 
 class Proportion(NamedTuple):
-    """A share of trials with the ends of its interval, all in [0, 1]."""
+    """A share of trials, or a difference of two shares, with the ends of its interval."""
 
     estimate: float
     low: float
@@ -220,3 +220,16 @@ def wilson_interval(hits: Number, trials: int, *, confidence: float = CONFIDENCE
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return Proportion(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)))
+
+
+def difference(first: Proportion, second: Proportion) -> Proportion:
+    """first - second of two independent shares, with the hybrid score interval (Newcombe 1998, method 10).
+
+    >>> change = difference(wilson_interval(56, 70), wilson_interval(48, 80))
+    >>> [round(end, 4) for end in change]
+    [0.2, 0.0524, 0.3339]
+    """
+    gap = first.estimate - second.estimate
+    below = math.hypot(first.estimate - first.low, second.high - second.estimate)
+    above = math.hypot(first.high - first.estimate, second.estimate - second.low)
+    return Proportion(gap, gap - below, gap + above)
