@@ -13,7 +13,7 @@ KINDS = {"K01", "K02", "K03", "K04", "K05", "K06", "K07", "K08", "K09", "K10", "
 COMPILED = [m for m in MUTANTS if law_named(m.law).compiled]
 
 
-def _is_caught(mutant):
+def check_caught(mutant):
     findings = law_named(mutant.law)(mutant.subject)
     assert {mutant.law} == {f.law for f in findings}, f"{mutant.name} survives"
     assert all(f.input and f.expected and f.cause for f in findings)
@@ -21,13 +21,13 @@ def _is_caught(mutant):
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m not in COMPILED], ids=lambda m: m.name)
 def test_mutant_is_caught(mutant):
-    _is_caught(mutant)
+    check_caught(mutant)
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("mutant", COMPILED, ids=lambda m: m.name)
 def test_mutant_is_caught_by_compiling(mutant):
-    _is_caught(mutant)
+    check_caught(mutant)
 
 
 def test_there_is_a_mutant_of_every_kind():

@@ -82,15 +82,14 @@ class Attention(nn.Module):
             documents: ids of the keys' documents, the cache's included; positions start again in each.
             at: `encoding.at(positions)`, where a model made it once for all layers.
         """
-        batch, seq_len = x.shape[:2]
         past = len(cache) if cache is not None else 0
+        seq_len = x.shape[1]
         own = positions
         if own is None:
             own = default_positions(seq_len, cache, key_padding_mask, documents, x.device)
         at = self.encoding.at(own, x.dtype) if at is None else at
-        q = self.q_proj(x).view(batch, seq_len, self.num_heads, self.head_dim).transpose(1, 2)
-        k = self.k_proj(x).view(batch, seq_len, self.num_kv_heads, self.head_dim).transpose(1, 2)
-        v = self.v_proj(x).view(batch, seq_len, self.num_kv_heads, self.head_dim).transpose(1, 2)
+        maps = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in maps)
         q, k = self.encoding.query(q, at), self.encoding.key(k, at)
         counted = positions is None and key_padding_mask is None and documents is None
         k_positions = own
