@@ -21,7 +21,7 @@ lint: .venv/ready
 	$(BIN)/pyright --warnings
 
 study: .venv/ready
-	$(BIN)/ropewalk study
+	$(BIN)/ropewalk study $(if $(wildcard runs/study-quick/study.json),--resume)
 
 bench: .venv/ready
 	$(BIN)/ropewalk bench

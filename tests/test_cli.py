@@ -189,7 +189,7 @@ def test_text_too_short_is_refused_with_what_would_fit(ropewalk_command, text):
     assert 2 == code
     assert (
         "error: eval_lens must be at most 128 for this text (2000 tokens, 3 documents held out), got 512\n"
-        "hint: --eval-lengths 16\n"
+        "hint: --eval-lengths 16,128\n"
     ) == err
 
 

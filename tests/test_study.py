@@ -294,7 +294,7 @@ def test_lines_of_a_display_without_a_terminal(capsys):
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert "" == out
-    assert "a-seed0  train 20/200  2.500 nats/token  1,234 tokens/s  3 min 00 s left" == lines[1]
+    assert "a-seed0  train 20/200  2.500 nats/token  1,234 tokens/s  evaluates in 3 min 00 s" == lines[1]
     assert ["a-seed0  evaluate 1/9  windows 16", "a-seed0  done"] == lines[-2:]
     assert 11 + 2 == len(lines)
 
@@ -322,7 +322,7 @@ def test_live_display_shows_every_run(capsys):
         )
         shown.update("b-seed0", {"phase": "failed", "error": "ended by signal 9"})
         shown.drawing.refresh()
-    for words in ("2 runs", "a-seed0", "train 10/20", "2.500 nats/token", "5 s left", "ended by signal 9"):
+    for words in ("2 runs", "a-seed0", "train 10/20", "2.500 nats/token", "evaluates in 5 s", "ended by signal 9"):
         assert words in terminal.text
     assert ("", "") == capsys.readouterr()
 

@@ -165,7 +165,7 @@ def test_loss_that_is_not_finite_ends_the_run(tmp_path):
     settings, corpus = tiny(tmp_path / "text")
     trainer = train.Trainer(settings, "rotary", 0, corpus, tmp_path)
     nn.init.constant_(trainer.model.embedding.weight, math.nan)
-    with pytest.raises(ValueError, match="loss must be finite, got nan at step 10\nhint: lower rates"):
+    with pytest.raises(ValueError, match="loss must be finite, got nan at step 10\nhint: --dtype float32"):
         trainer.run(quiet)
 
 

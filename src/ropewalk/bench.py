@@ -30,7 +30,7 @@ from ropewalk._version import __version__
 from ropewalk.attention import attend
 from ropewalk.compat import apply_rotary_pos_emb, get_alibi_biases
 from ropewalk.encodings import Encoding, Rotary
-from ropewalk.errors import require, require_count
+from ropewalk.errors import require, require_count, require_device
 from ropewalk.naming import build
 
 ENCODINGS = ("rotary", "alibi", "rotary+alibi", "sinusoidal", "learned")
@@ -71,6 +71,7 @@ class Plan:
         for seq_len in self.lengths:
             require_count(seq_len, "lengths", at_least=2)
         require(self.budget_seconds > 0, "budget_seconds", "positive", self.budget_seconds)
+        require_device(self.device)
         known = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCE}
         require(self.dtype in known, "dtype", f"one of {', '.join(sorted(known))}", self.dtype)
 
@@ -339,7 +340,7 @@ def for_study(settings: dict[str, Any], budget_seconds: float = 14.0) -> dict[st
     """
     names = tuple(name for name in settings["encodings"] if name != "nope")
     heads = settings["num_heads"]
-    return run(Plan(names, (128, 256, 512, 1024), heads, settings["model_dim"] // heads, budget_seconds=budget_seconds))
+    return run(Plan(names, LENGTHS, heads, settings["model_dim"] // heads, budget_seconds=budget_seconds))
 
 
 def _measure(

@@ -32,14 +32,16 @@ def _ropewalk(
 
 def main() -> None:
     """Run a command; a user's mistake is told on stderr, with exit code 2."""
+    sys.path.insert(0, "")  # module:Class may lie in the current folder, as with `python -m`
     try:
         app()
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted; --resume continues", file=sys.stderr)
-        sys.exit(130)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def _integers(option: str, text: str | None) -> tuple[int, ...] | None:
@@ -85,7 +87,7 @@ def study(
         resume=resume,
         data=data,
         tokenizer=tokenizer,
-        encodings=None if encodings is None else tuple(encodings.split(",")),
+        encodings=_names(encodings),
         train_len=train_length,
         eval_lens=_integers("--eval-lengths", eval_lengths),
         seeds=None if seeds is None else tuple(range(seeds)),
@@ -100,7 +102,11 @@ def study(
         print(json.dumps(planned) if as_json else summary.of_plan(planned))
         return
     command = shlex.join(["ropewalk", *sys.argv[1:]])
-    ran = run.run(settings, folder, jobs=jobs, resume=resume, command=command, quiet=as_json)
+    try:
+        ran = run.run(settings, folder, jobs=jobs, resume=resume, command=command, quiet=as_json)
+    except KeyboardInterrupt:
+        print("interrupted; --resume continues", file=sys.stderr)
+        raise typer.Exit(130) from None
     print(json.dumps(ran) if as_json else summary.of_run(ran))
     for cell, error in ran["failed"].items():
         print(f"error: {cell}: {error}", file=sys.stderr)
@@ -133,7 +139,7 @@ def bench(
         raise ValueError(f"what must be attention or study, got {what!r}")
 
     plan = bench.Plan(
-        encodings=tuple(encodings.split(",")) if encodings else bench.ENCODINGS,
+        encodings=_names(encodings) or bench.ENCODINGS,
         lengths=_integers("--lengths", lengths) or bench.LENGTHS,
         num_heads=num_heads,
         head_dim=head_dim,
@@ -155,7 +161,7 @@ def _bench_study(encodings: str | None, dtype: str, device: str, as_json: bool) 
     worker.keep_memory()
     quick = settings.customize(
         settings.preset("quick"),
-        encodings=tuple(encodings.split(",")) if encodings else None,
+        encodings=_names(encodings),
         dtype=dtype,
         device=device,
     )

@@ -31,6 +31,13 @@ def require_number(value: Any, name: str) -> Any:
     return value
 
 
+def require_device(value: str) -> str:
+    """A device that studies and benchmarks run on, or ValueError."""
+    known = value == "cpu" or value == "cuda" or (value.startswith("cuda:") and value[5:].isdecimal())
+    require(known, "device", "cpu, cuda or cuda:N", repr(value))
+    return value
+
+
 def require_type(value: Any, kind: type, name: str, condition: str, hint: str = "") -> None:
     """TypeError unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):

@@ -18,10 +18,11 @@ def copy_span(settings: Settings) -> tuple[int, int]:
 
 
 def copy_distances(settings: Settings) -> list[int]:
-    """Distances between the two copies: three within the training length, then the evaluation lengths."""
-    quarter = settings.train_len // 4
-    inside = [quarter, 2 * quarter, 3 * quarter]
-    return sorted({*inside, *(length for length in settings.eval_lens if length >= settings.train_len)})
+    """Distances between the two copies: three within the training length, then the evaluation lengths, as far as the
+    held-out text of one document reaches."""
+    quarter, longest, span = settings.train_len // 4, settings.eval_lens[-1], copy_span(settings)[0]
+    asked = {quarter, 2 * quarter, 3 * quarter, *(n for n in settings.eval_lens if n >= settings.train_len)}
+    return sorted(distance for distance in asked if 2 * span <= distance <= longest)
 
 
 def copy_tokens(settings: Settings, distance: int) -> int:

@@ -72,7 +72,8 @@ def from_path(path: pathlib.Path) -> Documents:
     for folder, subfolders, files in _walk(path):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for file in files:
-            text = b"" if file.startswith(".") else (folder / file).read_bytes()
+            readable = (folder / file).is_file() and not file.startswith(".")  # a pipe would be waited for
+            text = (folder / file).read_bytes() if readable else b""
             if text and b"\0" not in text:
                 documents[(folder / file).relative_to(path).as_posix()] = text
     return documents
@@ -83,6 +84,7 @@ def from_datasets(name: str) -> Documents:
 
     A folder or file on this machine is read without any network; a name is fetched by the `datasets` library.
     """
+    require(bool(name.strip()), "data", "hf:NAME with a name", "'hf:'")
     try:
         import datasets
         from datasets.exceptions import DatasetsError

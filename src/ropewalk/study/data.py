@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import pathlib
 import re
 
 import torch
@@ -47,6 +48,9 @@ class Corpus:
         }
 
 
+NO_UTF8 = re.compile("[\udc80-\udcff]")
+
+
 class Bytes:
     """The default tokenizer: a token is a byte."""
 
@@ -75,13 +79,17 @@ class FromFile:
             raise ValueError(
                 message("tokenizer", "byte or a JSON file of the tokenizers library", f"{path!r} ({error})")
             ) from error
-        self.vocab_size = self.tokenizer.get_vocab_size()
+        # files from a hub often say how to cut and fill rows for another purpose
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.vocab_size = max(self.tokenizer.get_vocab().values()) + 1  # ids may have holes
 
     def encode(self, text: bytes) -> tuple[Tensor, Tensor]:
         """Tokens, and the byte at which each ends; a character that is split counts with its first token."""
-        characters = text.decode(errors="replace")
-        encoded = self.tokenizer.encode(characters, add_special_tokens=False)
-        sizes = torch.tensor([len(character.encode()) for character in characters], dtype=torch.int64)
+        characters = text.decode(errors="surrogateescape")  # a byte that is no UTF-8 becomes one character
+        encoded = self.tokenizer.encode(NO_UTF8.sub("\ufffd", characters), add_special_tokens=False)
+        sizes = [1 if NO_UTF8.match(character) else len(character.encode()) for character in characters]
+        sizes = torch.tensor(sizes, dtype=torch.int64)
         ends_at = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
         last = torch.tensor([end for _, end in encoded.offsets], dtype=torch.int64)
         ends = ends_at[last]
@@ -104,6 +112,8 @@ def load(settings: Settings) -> Corpus:
     for name, text in documents.items():
         digest.update(f"{name}\0{hashlib.sha256(text).hexdigest()}\n".encode())
     encoder = tokenizer(settings.tokenizer)
+    if settings.tokenizer != "byte":
+        digest.update(pathlib.Path(settings.tokenizer).read_bytes())
     encoded = {name: encoder.encode(text) for name, text in documents.items()}
     train, held_out = split_or_refuse(encoded, settings)
     return Corpus(
@@ -123,9 +133,10 @@ def split_or_refuse(encoded: dict[str, tuple[Tensor, Tensor]], settings: Setting
     found = split(encoded, longest, settings.documents, settings.train_len)
     if found is not None:
         return found
-    fitting = longest // 2
-    while fitting >= 8 and split(encoded, fitting, settings.documents, settings.train_len) is None:
-        fitting //= 2
+    shorter = {n for n in settings.eval_lens if n < longest}
+    shorter |= {longest >> halvings for halvings in range(1, longest.bit_length())}
+    fits = (n for n in sorted(shorter, reverse=True) if n >= 8 and n % 4 == 0)
+    fitting = next((n for n in fits if split(encoded, n, settings.documents, settings.train_len) is not None), 0)
     total = sum(len(tokens) for tokens, _ in encoded.values())
     if fitting < 8:
         raise ValueError(
@@ -137,7 +148,7 @@ def split_or_refuse(encoded: dict[str, tuple[Tensor, Tensor]], settings: Setting
                 hint="a longer text, fewer --documents or a smaller --train-length",
             )
         )
-    lengths = [length for length in settings.eval_lens if length <= fitting] or [fitting]
+    lengths = sorted({n for n in settings.eval_lens if n <= fitting and fitting % n == 0} | {fitting})
     raise ValueError(
         message(
             "eval_lens",

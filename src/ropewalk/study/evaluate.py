@@ -127,8 +127,13 @@ def _summary(scored: Scored) -> dict:
 
 
 def rotates(model: rw.Transformer) -> bool:
-    """Whether RoPE is part of the encoding, alone or in company."""
-    return any(isinstance(part, rw.Rotary) for part in model.encoding.modules())
+    """Whether plain RoPE is part of the encoding, alone or in company."""
+    return any(_can_stretch(part) for part in model.encoding.modules())
+
+
+def _can_stretch(part: torch.nn.Module) -> bool:
+    """Plain RoPE: another spectrum, or a class derived from it, is somebody's own decision."""
+    return type(part) is rw.Rotary and part.base is not None
 
 
 @contextlib.contextmanager
@@ -144,16 +149,16 @@ def stretched(model: rw.Transformer, method: str, eval_len: int, train_len: int)
 
 def with_stretch(encoding: rw.Encoding, method: str, eval_len: int, train_len: int) -> rw.Encoding:
     """A copy of the encoding whose RoPE parts have other frequencies."""
-    if isinstance(encoding, rw.Rotary):
+    if isinstance(encoding, rw.Rotary) and encoding.base is not None:
         options = {"train_len": train_len} if method == "yarn" else {}
         spectrum = getattr(rw.spectra, method)(
-            encoding.rotary_dim, encoding.base or 10_000.0, stretch=max(1.0, eval_len / train_len), **options
+            encoding.rotary_dim, encoding.base, stretch=max(1.0, eval_len / train_len), **options
         )
         return rw.Rotary(encoding.head_dim, layout=encoding.layout, spectrum=spectrum)
     changed = copy.deepcopy(encoding)
     for module in list(changed.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, rw.Rotary):
+            if isinstance(child, rw.Encoding) and _can_stretch(child):
                 setattr(module, name, with_stretch(child, method, eval_len, train_len))
     return changed
 

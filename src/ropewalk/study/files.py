@@ -15,11 +15,14 @@ SPARE_BYTES = 16 * 2**20
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
     """Replace a file at once: a reader, or a resume after a crash, sees the old content or the new."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, message(path.name, "written whole", error.strerror), str(path)) from error
 
 
 def write_json(path: pathlib.Path, value) -> None:
@@ -28,8 +31,16 @@ def write_json(path: pathlib.Path, value) -> None:
 
 
 def read_json(path: pathlib.Path):
-    """The value of a JSON file."""
-    return json.loads(path.read_bytes())
+    """The value of a JSON file, or a ValueError that names a damaged one."""
+    return _parsed(path, path.read_bytes())
+
+
+def _parsed(path: pathlib.Path, text: bytes):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        hint = "it was damaged from outside; a new --out starts again"
+        raise ValueError(message(str(path), "whole JSON", error, hint)) from error
 
 
 def append_line(path: pathlib.Path, value) -> None:
@@ -50,7 +61,7 @@ def read_lines(path: pathlib.Path) -> list[dict]:
     if not path.exists():
         return []
     whole = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in whole if line.strip()]
+    return [_parsed(path, line) for line in whole if line.strip()]
 
 
 def keep_lines(path: pathlib.Path, lines: list[dict]) -> None:
@@ -74,7 +85,7 @@ def check_folder(folder: pathlib.Path, needed_bytes: int) -> None:
                 with contextlib.suppress(OSError):
                     leftover.unlink()
     except OSError as error:
-        reason = error.strerror or error
+        reason = os.strerror(error.errno) if error.errno else error
         raise OSError(message("out", "a folder that can be written", f"{folder} ({reason})")) from error
     free = shutil.disk_usage(folder).free
     if free < needed_bytes + SPARE_BYTES:

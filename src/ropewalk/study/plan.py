@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from ropewalk.errors import require_count
 from ropewalk.study import copying, data, evaluate, pool, run, train, worker
 from ropewalk.study.scoring import Scorer
 from ropewalk.study.settings import Settings
@@ -25,7 +26,7 @@ def plan(settings: Settings, jobs: int | None = None) -> dict:
     sizes = run.parameters(settings, corpus)
     cells = len(settings.encodings) * len(settings.seeds)
     cores = pool.cores(settings.device)
-    jobs = pool.default_jobs(cells, cores) if jobs is None else jobs
+    jobs = pool.default_jobs(cells, cores) if jobs is None else require_count(jobs, "jobs")
     seconds = math.fsum(cell_seconds(settings, encoding, corpus) for encoding in settings.encodings)
     at_once = min(jobs, cores, cells)
     total = seconds * len(settings.seeds) / at_once + settings.cost_seconds + 15

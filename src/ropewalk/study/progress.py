@@ -1,5 +1,6 @@
 """What a person sees while a study runs: a live table, plain lines, or nothing.  Everything goes to stderr."""
 
+import os
 import sys
 import time
 
@@ -11,7 +12,8 @@ def display(quiet: bool, stream=None) -> "Quiet | Plain | Live":
     stream = stream or sys.stderr
     if quiet:
         return Quiet()
-    return Live(stream) if stream.isatty() else Plain(stream)
+    drawable = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return Live(stream) if drawable else Plain(stream)
 
 
 def duration(seconds: float) -> str:
@@ -32,7 +34,7 @@ def describe(fields: dict) -> tuple[str, str, str, str]:
             f"train {fields['step']}/{fields['steps']}",
             f"{fields['loss']:.3f} nats/token",
             f"{fields['tokens_per_second']:,.0f} tokens/s",
-            f"{duration(left)} left",
+            f"evaluates in {duration(left)}",
         )
     if fields["phase"] == "evaluate":
         return (

@@ -76,7 +76,8 @@ def _subject(study: Study) -> str:
         default=0,
     )
     seeds = f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}"
-    return f"{text}, evaluated on {documents} whole held-out documents, {seeds}."
+    reach = max(study.lengths("windows"), default=0)
+    return f"{text}, evaluated on the first {reach} tokens of each of {documents} held-out documents, {seeds}."
 
 
 def _findings(study: Study) -> str:

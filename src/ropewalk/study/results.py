@@ -24,7 +24,13 @@ def finished_cells(out: pathlib.Path) -> list[pathlib.Path]:
     """The folders of cells that were trained and evaluated to the end, in the order of the settings."""
     settings = Settings.from_json(files.read_json(out / "study.json")["settings"])
     names = [cell_name(encoding, seed) for encoding in settings.encodings for seed in settings.seeds]
-    return [out / "cells" / name for name in names if (out / "cells" / name / "cell.json").exists()]
+    return [out / "cells" / name for name in names if is_finished(out / "cells" / name)]
+
+
+def is_finished(cell: pathlib.Path) -> bool:
+    """Whether a cell says that it is done and still holds every line that it then had."""
+    path = cell / "cell.json"
+    return path.exists() and len(files.read_lines(cell / "evaluation.jsonl")) >= files.read_json(path).get("lines", 1)
 
 
 def row(line: dict) -> dict:

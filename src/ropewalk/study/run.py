@@ -1,6 +1,8 @@
 """`ropewalk study` from the first check to the report."""
 
 import contextlib
+import hashlib
+import importlib.util
 import pathlib
 import platform
 import sys
@@ -56,7 +58,7 @@ def run(
         if not (out / "study.json").exists():
             files.write_json(out / "study.json", describe(settings, corpus, command))
         check_same(out, settings, corpus)
-        pending = [cell for cell in cells if not (out / "cells" / cell_name(*cell) / "cell.json").exists()]
+        pending = [cell for cell in cells if not results.is_finished(out / "cells" / cell_name(*cell))]
         with progress.display(quiet) as display:
             display.say(f"{len(pending)} of {len(cells)} runs to do, {jobs} at a time, in {out}")
             failed = pool.run(pending, settings, corpus.fingerprint, out, jobs, display)
@@ -132,7 +134,7 @@ def check_out(out: pathlib.Path, resume: bool) -> None:
     """A folder for a new study must be new or empty; one to resume must hold a study."""
     if resume:
         require((out / "study.json").exists(), "out", "the folder of a study to resume", str(out))
-    elif out.is_dir() and any(out.iterdir()):
+    elif out.is_dir() and any(not _is_leftover(path) for path in out.iterdir()):
         raise ValueError(
             message(
                 "out",
@@ -141,6 +143,22 @@ def check_out(out: pathlib.Path, resume: bool) -> None:
                 hint="--resume continues the study in it, --out names another folder",
             )
         )
+
+
+def _is_leftover(path: pathlib.Path) -> bool:
+    """What a study that was killed before it began may leave."""
+    return path.name in (".lock", ".probe") or path.suffix == ".tmp"
+
+
+def own_code(settings: Settings) -> dict[str, str]:
+    """A digest of the file behind each `module:Class` among the encodings."""
+    parts = {part for encoding in settings.encodings for part in encoding.split("+") if ":" in part}
+    found = {}
+    for part in sorted(parts):
+        spec = importlib.util.find_spec(part.partition(":")[0])
+        if spec is not None and spec.origin and pathlib.Path(spec.origin).is_file():
+            found[part] = hashlib.sha256(pathlib.Path(spec.origin).read_bytes()).hexdigest()[:16]
+    return found
 
 
 def check_same(out: pathlib.Path, settings: Settings, corpus: data.Corpus) -> None:
@@ -152,6 +170,9 @@ def check_same(out: pathlib.Path, settings: Settings, corpus: data.Corpus) -> No
     }
     if study["corpus"]["fingerprint"] != corpus.fingerprint:
         changes["the text"] = f"{study['corpus']['fingerprint']} -> {corpus.fingerprint}"
+    for part, digest in own_code(settings).items():
+        if study.get("code", {}).get(part, digest) != digest:
+            changes[f"the file of {part}"] = f"{study['code'][part]} -> {digest}"
     if study["versions"]["torch"] != torch.__version__:
         changes["torch"] = f"{study['versions']['torch']} -> {torch.__version__}"
     if changes:
@@ -174,6 +195,7 @@ def describe(settings: Settings, corpus: data.Corpus, command: str) -> dict:
         "versions": versions,
         "machine": machine(settings.device),
         "command": command,
+        "code": own_code(settings),
         "corpus": corpus.to_json(),
     }
 

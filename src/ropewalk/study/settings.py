@@ -5,6 +5,8 @@ import hashlib
 import json
 from typing import Any
 
+from ropewalk.errors import require_device
+
 FORMAT = 1
 
 
@@ -36,7 +38,7 @@ class Settings:
     documents: int = 12
     control_documents: int = 6
     copy_trials: int = 24
-    cost_seconds: float = 12.0
+    cost_seconds: float = 20.0
     dtype: str = "auto"
     device: str = "cpu"
 
@@ -80,7 +82,7 @@ def difference(a: Settings, b: Settings) -> dict[str, tuple]:
     """The fields in which two settings differ, with both values.
 
     >>> difference(Settings(), Settings(steps=10))
-    {'steps': (600, 10)}
+    {'steps': (550, 10)}
     """
     return {
         field.name: (getattr(a, field.name), getattr(b, field.name))
@@ -168,6 +170,7 @@ def _check(settings: Settings) -> None:
         raise ValueError(f"model_dim must be a multiple of num_heads = {settings.num_heads}, got {settings.model_dim}")
     if settings.dtype not in ("auto", "float32", "bfloat16"):
         raise ValueError(f"dtype must be auto, float32 or bfloat16, got {settings.dtype!r}")
+    require_device(settings.device)
     _check_lengths(settings)
 
 

@@ -147,6 +147,7 @@ def _control(study: Study, encoding: str, protocol: str, eval_len: int, kept: se
 def last_256(study: Study) -> str:
     """Perplexity over the last 256 positions of each window."""
     lengths = [n for n in study.lengths("windows") if any(study.last_256(e, n) for e in study.encodings)]
+    lengths = [n for n in lengths if max(lengths) > 256]  # in shorter windows they are all there is
     rows = [[label(name), *(_spread(study.last_256(name, n)) for n in lengths)] for name in study.encodings]
     if not lengths:
         return ""

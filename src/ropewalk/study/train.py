@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 import ropewalk as rw
+from ropewalk.errors import message
 from ropewalk.naming import build as build_encoding
 from ropewalk.study import data, files, optim
 from ropewalk.study.settings import Settings
@@ -143,7 +144,7 @@ class Trainer:
         """Continue from `save`, if there is one, and forget the log lines after it."""
         log = self.folder / "train.jsonl"
         if self.state_path.exists():
-            state = torch.load(self.state_path, map_location=self.settings.device, weights_only=True)
+            state = _read(self.state_path, lambda path: torch.load(path, self.settings.device, weights_only=True))
             self.step, self.seconds, self.loss = state["step"], state["seconds"], state["loss"]
             self.model.load_state_dict(state["model"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -184,7 +185,7 @@ class Trainer:
     def _check_finite(self) -> None:
         if not math.isfinite(self.loss):
             raise ValueError(
-                f"loss must be finite, got {self.loss} at step {self.step}\nhint: lower rates, or --dtype float32"
+                f"loss must be finite, got {self.loss} at step {self.step}\nhint: --dtype float32, if it was bfloat16"
             )
 
     def save_weights(self) -> None:
@@ -207,13 +208,26 @@ def write_weights(path: pathlib.Path, model: nn.Module, summary: dict) -> None:
     files.write_bytes(path, safetensors.torch.save(tensors, metadata={"training": json.dumps(summary)}))
 
 
-def read_weights(path: pathlib.Path, model: nn.Module) -> dict:
-    """Load `write_weights`'s file into a model of the same settings; returns the summary."""
+def _read(path: pathlib.Path, read: Callable):
+    """What `read` makes of a file, or a ValueError that names a damaged one."""
+    try:
+        return read(path)
+    except Exception as error:  # pickle, zip and safetensors each have their own
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(message(str(path), "a whole file", why, hint="delete it, and its run starts again")) from error
+
+
+def _tensors(path: pathlib.Path) -> tuple[dict[str, Tensor], dict]:
     import safetensors
 
     with safetensors.safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        summary = json.loads(file.metadata()["training"])
+        return tensors, json.loads(file.metadata()["training"])
+
+
+def read_weights(path: pathlib.Path, model: nn.Module) -> dict:
+    """Load `write_weights`'s file into a model of the same settings; returns the summary."""
+    tensors, summary = _read(path, _tensors)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[name])

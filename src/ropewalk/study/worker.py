@@ -42,6 +42,7 @@ def run_cell(
             "parameters": sum(p.numel() for p in model.parameters()),
             **summary,
             "heldout_loss_same_length": evaluation.loss_at_train_len(),
+            "lines": len(evaluation.lines),
             "evaluate_seconds": sum(line["seconds"] for line in evaluation.lines.values()),
             "attention": attention.maps(model, corpus.held_out[0], settings),
         },
