@@ -162,6 +162,15 @@ def test_copy_accuracy_over_distance(tmp_path, far, form):
     assert f"{100 * far:.0f} % at 2048 (41 % where the span has not been seen)." in finding.text
 
 
+def test_sliding_is_compared_where_windows_slide(tmp_path):
+    """At the longest length a document is one window: what differs there is not due to sliding."""
+    finding = one(
+        found(tmp_path, "sliding", controls={("alibi", "sliding"): (3.1, 3.1, 3.1, 3.1, 9.0)}), encoding="alibi"
+    )
+    assert "From 256 to 2048 tokens" in finding.text
+    assert "loses" not in finding.text
+
+
 @pytest.mark.parametrize(
     ("slid", "said"),
     [
