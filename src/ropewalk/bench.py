@@ -313,7 +313,9 @@ def run(plan: Plan | None = None, progress: Callable[[str], None] = lambda _: No
         left = plan.budget_seconds - (time.perf_counter() - started)
         length = _measure(plan, steps, seq_len, left, progress)
         if length is None:
-            skipped[str(seq_len)] = f"not within the budget of {plan.budget_seconds:g} seconds"
+            skipped[str(seq_len)] = (
+                f"not within {plan.budget_seconds:g} seconds; ropewalk bench --lengths {seq_len} measures it"
+            )
         else:
             measured[seq_len] = list(length.rows()), length.tutorial_row()
     rows = [row for seq_len in sorted(measured) for row in measured[seq_len][0]]

@@ -38,7 +38,7 @@ class Settings:
     documents: int = 12
     control_documents: int = 6
     copy_trials: int = 24
-    cost_seconds: float = 20.0
+    cost_seconds: float = 12.0
     dtype: str = "auto"
     device: str = "cpu"
 
