@@ -16,13 +16,14 @@ def _spectrum(dim, **options):
 
 
 class Own(rw.Encoding):
-    """A stranger's encoding: one bias for all heads, in whatever precision it likes."""
+    """A stranger's encoding: one bias for all heads."""
 
     relative = True
     distance_only = True
 
     def bias(self, head, q_pos, k_pos):
-        return -(q_pos - k_pos).abs().double() / 4
+        distance = (q_pos - k_pos).abs()
+        return -(distance if distance.is_floating_point() else distance.float()) / 4
 
 
 ENCODINGS = {

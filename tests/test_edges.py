@@ -182,6 +182,29 @@ def test_one_row_of_positions_per_sequence_whatever_lies_between():
         torch.testing.assert_close(rw.rotate(x[row, 0, 0], rope.at(where[row])), got[row, 0, 0], atol=0, rtol=0)
 
 
+class InItsOwnPrecision(rw.Encoding):
+    distance_only = True
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def bias(self, head, q_pos, k_pos):
+        return -(q_pos - k_pos).abs().to(self.dtype) / 4
+
+
+@pytest.mark.parametrize("bias", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("data", [torch.float64, torch.float32, torch.bfloat16])
+def test_bias_may_come_in_any_precision(bias, data):
+    q = torch.randn(1, 4, 5, 8, generator=torch.Generator().manual_seed(11)).to(data)
+    for options in ({}, {"mask": torch.ones(5, 5, dtype=torch.bool)}):
+        expected, got = (
+            rw.attend(q, q, q, InItsOwnPrecision(bias), backend=name, **options) for name in ("reference", "sdpa")
+        )
+        assert data == got.dtype
+        torch.testing.assert_close(expected, got, atol=2e-2 if data == torch.bfloat16 else 1e-5, rtol=0)
+
+
 class HalfOf(rw.Encoding):
     def key(self, k, at):
         return k * at.positions[:, None]
