@@ -30,6 +30,10 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 figure.table { margin: 1rem 0; } figure.table figcaption { margin: 0; }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
+@media (max-width: 600px) {
+  th, td { padding: .3rem .4rem; }
+  tbody th { white-space: normal; min-width: 6.5rem; max-width: 8.5rem; }
+}
 thead th { color: var(--soft); font-weight: 600; } tbody th { font-weight: 500; }
 td small { color: var(--soft); display: block; font-size: .78rem; font-weight: 400; }
 td.best { font-weight: 700; }
