@@ -45,8 +45,8 @@ def _worst(cosines, position):
 
 @pytest.mark.parametrize("position", [10, 131_071, 10**12])
 def test_readme_figure_of_our_precision(position):
-    assert "within 3e-7 at position 10 and at 10^12" in README
-    assert _worst(rw.Rotary(128).at(torch.tensor([position])).cos, position) < 3e-7
+    assert "within 4e-7 at position 10 and at 10^12" in README
+    assert _worst(rw.Rotary(128).at(torch.tensor([position])).cos, position) < 4e-7
 
 
 def test_readme_figures_of_float32_angles():
