@@ -50,7 +50,11 @@ class Spectrum:
 
     @property
     def wavelengths(self) -> tuple[float, ...]:
-        """Tokens per turn; infinite for a pair that never turns."""
+        """Tokens per turn; infinite for a pair that never turns.
+
+        >>> [round(w, 3) for w in Spectrum([1.0, 0.01, 0.0]).wavelengths]
+        [6.283, 628.319, inf]
+        """
         return tuple(2 * math.pi / w if w else math.inf for w in self.inv_freq)
 
     @property

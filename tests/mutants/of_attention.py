@@ -188,3 +188,30 @@ def causality_by_index(q, k, v, encoding=None, **options):
 def query_heads_dealt_round(q, k, v, encoding=None, **options):
     group = q.shape[1] // k.shape[1]
     return right_attend(q, k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1), encoding, **options)
+
+
+def _restarted(rows, axis, block=256):
+    """What a backend reads that counts rows from 0 again in each block of queries."""
+    index = torch.arange(rows.shape[axis]) % block
+    return rows.index_select(axis, index)
+
+
+@part("K16", "reference", "attend", backend="sdpa")
+def mask_rows_restart_in_each_block(q, k, v, encoding=None, **options):
+    if options["backend"] == "sdpa" and options.get("mask") is not None:
+        options = {**options, "mask": _restarted(options["mask"], -2)}
+    return right_attend(q, k, v, encoding, **options)
+
+
+@part("K15", "reference", "attend", backend="sdpa")
+def positions_restart_in_each_block(q, k, v, encoding=None, **options):
+    if options["backend"] == "sdpa" and options.get("q_positions") is not None:
+        options = {**options, "q_positions": _restarted(options["q_positions"], -1)}
+    return right_attend(q, k, v, encoding, **options)
+
+
+@part("K22", "reference", "attend", lambda: rw.ALiBi(8, learned=True), backend="sdpa")
+def slopes_cut_off_from_their_gradient(q, k, v, encoding=None, **options):
+    if options["backend"] == "sdpa":
+        encoding = rw.ALiBi(8, slopes=encoding.slopes)
+    return right_attend(q, k, v, encoding, **options)

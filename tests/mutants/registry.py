@@ -37,11 +37,11 @@ def encoding(kind: str, law: str, make: Callable | None = None, **subject):
     return register
 
 
-def part(kind: str, law: str, slot: str, make: Callable = lambda: rw.Rotary(16) + rw.ALiBi(8)):
+def part(kind: str, law: str, slot: str, make: Callable = lambda: rw.Rotary(16) + rw.ALiBi(8), **sizes):
     """Registers a function, or a cache class, that takes the place of one of `Parts`."""
 
     def register(wrong):
-        subject = Subject(make, parts=dataclasses.replace(Parts(), **{slot: wrong}))
+        subject = Subject(make, parts=dataclasses.replace(Parts(), **{slot: wrong}), **sizes)
         MUTANTS.append(Mutant(wrong.__name__, kind, law, subject))
         return wrong
 

@@ -84,10 +84,12 @@ class Attention(nn.Module):
         """
         past = len(cache) if cache is not None else 0
         seq_len = x.shape[1]
-        own = positions
-        if own is None:
-            own = default_positions(seq_len, cache, key_padding_mask, documents, x.device)
-        at = self.encoding.at(own, x.dtype) if at is None else at
+        if at is None:
+            own = positions
+            if own is None:
+                own = default_positions(seq_len, cache, key_padding_mask, documents, x.device)
+            at = self.encoding.at(own, x.dtype)
+        own = at.positions
         maps = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in maps)
         q, k = self.encoding.query(q, at), self.encoding.key(k, at)

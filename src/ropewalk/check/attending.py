@@ -60,7 +60,12 @@ def as_reference(subject: Subject) -> Iterator[Finding]:
     """A backend equals the reference, values and gradients, beyond one block of queries."""
     encoding = subject.make()
     learned = [p for p in encoding.parameters() if p.requires_grad]
-    for q_len, k_len, causal in ((LONGER_THAN_A_BLOCK, LONGER_THAN_A_BLOCK, True), (40, 300, True), (40, 40, False)):
+    long = LONGER_THAN_A_BLOCK
+    where = {"q_positions": torch.arange(long) + 5, "k_positions": torch.arange(long)}
+    cases: list[tuple[int, int, bool, dict]] = [(long, long, True, {}), (40, long, True, {}), (40, 40, False, {})]
+    cases += [(long, long, True, where), (long, long, False, {"documents": torch.arange(long) // 70})]
+    cases += [(long, long, True, {"mask": torch.rand(long, long, generator=torch.Generator().manual_seed(2)) > 0.3})]
+    for q_len, k_len, causal, options in cases:
         results = []
         generator = torch.Generator().manual_seed(1)
         shapes = ((subject.num_heads, q_len), (subject.num_kv_heads, k_len), (subject.num_kv_heads, k_len))
@@ -69,12 +74,12 @@ def as_reference(subject: Subject) -> Iterator[Finding]:
             q, k, v = (t.clone().requires_grad_() for t in data)
             for p in learned:
                 p.grad = None
-            out = subject.parts.attend(q, k, v, encoding, causal=causal, backend=backend)
+            out = subject.parts.attend(q, k, v, encoding, causal=causal, backend=backend, **options)
             (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
-            extra = [p.grad for p in learned if p.grad is not None]
+            extra = [torch.zeros_like(p) if p.grad is None else p.grad for p in learned]
             results.append([out.detach(), q.grad, k.grad, v.grad, *extra])
         for name, expected, got in zip(("values", "dq", "dk", "dv", "d slopes"), *results, strict=False):
-            given = f"{name}, {q_len} queries on {k_len} keys, causal={causal}"
+            given = f"{name}, {q_len} queries on {k_len} keys, causal={causal}, {', '.join(options) or 'nothing else'}"
             tolerance = TOLERANCE * max(1.0, float(expected.abs().max()))
             yield from differs("reference", given, expected, got, tolerance, f"backend {subject.backend}")
 

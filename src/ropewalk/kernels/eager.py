@@ -58,6 +58,12 @@ def _write_rows(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, e
         out[..., width:] = x[..., width:]
 
 
+def _turned_back(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    """The gradient of a turn: the opposite turn of what comes in, and none for tables and layout."""
+    cos, sin = ctx.saved_tensors
+    return turn(grad, cos, -sin, ctx.layout), None, None, None
+
+
 class _Turn(torch.autograd.Function):
     """Turned into a new tensor; being linear, its own derivative, and its transpose turns back."""
 
@@ -75,8 +81,7 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        cos, sin = ctx.saved_tensors
-        return turn(grads[0], cos, -sin, ctx.layout), None, None, None
+        return _turned_back(ctx, grads[0])
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -96,8 +101,7 @@ class _TurnInPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        cos, sin = ctx.saved_tensors
-        return turn(grads[0], cos, -sin, ctx.layout), None, None, None
+        return _turned_back(ctx, grads[0])
 
 
 def turn(
