@@ -24,13 +24,14 @@ study: .venv/ready
 	$(BIN)/ropewalk study $(if $(wildcard runs/study-quick/study.json),--resume)
 
 bench: .venv/ready
-	$(BIN)/ropewalk bench
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"
+	$(BIN)/ropewalk bench all
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist src/ropewalk/kernels/*.so
 
 # pip reads the constraints for torch first: an unconstrained torch costs gigabytes.
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml setup.py constraints.txt $(wildcard src/ropewalk/kernels/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch

@@ -15,6 +15,11 @@ def _spectrum(dim, **options):
     return rw.spectra.yarn(dim, stretch=4, train_len=512, **options)
 
 
+def _longrope(pairs):
+    factors = {"short_factors": [1.0] * pairs, "long_factors": [1.0 + i for i in range(pairs)]}
+    return rw.spectra.longrope(2 * pairs, **factors, train_len=512, length=513, stretch=8)
+
+
 class Own(rw.Encoding):
     """A stranger's encoding: one bias for all heads."""
 
@@ -36,6 +41,21 @@ ENCODINGS = {
     "rotary-partial": lambda: rw.Rotary(16, rotary_dim=6, base=500_000.0),
     "rotary-partial-interleaved": lambda: rw.Rotary(16, rotary_dim=10, layout="interleaved"),
     "rotary-yarn": lambda: rw.Rotary(16, spectrum=_spectrum(16)),
+    "rotary-longrope": lambda: rw.Rotary(16, spectrum=_longrope(8)),
+    "rotary-proportional": lambda: rw.Rotary(16, spectrum=rw.spectra.proportional(16, rotary_dim=6)),
+    "trailing": lambda: rw.Trailing(16, 6),
+    "trailing-deinterleaved": lambda: rw.Trailing(
+        16, 10, layout="interleaved", deinterleave=True, spectrum=_spectrum(10)
+    ),
+    "axial": lambda: rw.Axial(16),
+    "axial-3d": lambda: rw.Axial(16, 3, order="alternating", layout="interleaved"),
+    "mrope": lambda: rw.MRoPE(16, [2, 3, 3]),
+    "mrope-interleaved": lambda: rw.MRoPE(16, [4, 2, 2], order="interleaved", spectrum=_spectrum(16)),
+    "mrope-alternating": lambda: rw.MRoPE(16, [2, 3, 3], order="alternating", layout="interleaved"),
+    "mrope-channels": lambda: rw.MRoPE(16, [1, 2, 1, 2], order="channels", rotary_dim=12),
+    "temperature": lambda: rw.Temperature(train_len=3),
+    "temperature-steps": lambda: rw.Temperature("steps", train_len=2, strength=1.0),
+    "rotary+temperature": lambda: rw.Rotary(16) + rw.Temperature("constant", factor=1.6),
     "alibi": lambda: rw.ALiBi(8),
     "alibi-given": lambda: rw.ALiBi(8, slopes=[0.3, 0.0, 1.0, 2.0, 0.01, 0.5, 0.1, 0.2]),
     "alibi-learned": lambda: rw.ALiBi(8, learned=True),
@@ -46,7 +66,7 @@ ENCODINGS = {
     "alibi-odd-heads": lambda: rw.ALiBi(12),
 }
 SIZES = {"alibi-odd-heads": {"num_heads": 12, "num_kv_heads": 2}}
-BACKENDS = ("reference", "sdpa")
+BACKENDS = ("reference", "sdpa", "banded", "auto")
 
 
 def subject(name: str, backend: str = "reference", **replaced) -> Subject:

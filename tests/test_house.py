@@ -11,13 +11,13 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "ropewalk"
 FLOORS = (
-    {"errors", "_shapes", "_version"},
+    {"errors", "_shapes", "_version", "_watch"},
     {"positions", "phases", "spectra"},
     {"kernels", "layouts"},
     {"encodings"},
     {"naming", "attention"},
     {"compat", "model"},
-    {"check", "bench", "study"},
+    {"check", "bench", "study", "checkpoints", "hf"},
     {"cli"},
     {"__main__", "__init__"},
 )

@@ -7,11 +7,18 @@ from ropewalk.check import LAWS
 from ropewalk.naming import names
 from subjects import BACKENDS, ENCODINGS, subject
 
+# Laws of numbers do not depend on the backend; running them on two of four shows it.
+RUNS = [
+    pytest.param(law, backend, id=f"{law.name}-{backend}")
+    for law in LAWS
+    for backend in BACKENDS
+    if not law.compiled and (backend in ("reference", "sdpa") or law.find.__module__.endswith("attending"))
+]
 
-@pytest.mark.parametrize("backend", BACKENDS)
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("law", [law for law in LAWS if not law.compiled], ids=lambda law: law.name)
-def test_law_holds(law, encoding, backend):
+@pytest.mark.parametrize(("law", "backend"), RUNS)
+def test_law_holds(law, backend, encoding):
     assert [] == law(subject(encoding, backend))
 
 
@@ -30,7 +37,8 @@ def test_every_encoding_is_in_the_list_of_subjects():
 
 
 def test_every_name_is_an_encoding_file():
-    assert names() == ("alibi", "hybrid", "learned", "nope", "rotary", "sinusoidal")
+    simple = ("alibi", "axial", "hybrid", "learned", "mrope", "nope", "rotary", "sinusoidal", "temperature", "trailing")
+    assert simple == names()
 
 
 def test_each_law_says_what_it_promises():

@@ -8,6 +8,7 @@ import torch
 
 import oracles
 import ropewalk as rw
+from ropewalk import kernels, phases
 
 POSITIONS = (0, 1, 1857, 131_071, 2**24 + 1, 10**9 + 7, 2**40 + 3)
 BASES = (1e4, 5e5, 1e7)
@@ -138,3 +139,104 @@ def test_sinusoidal_is_exact_at_any_position():
     made = encoding.embed(torch.zeros(1, len(POSITIONS), 16), encoding.at(positions))[0]
     for row, position in enumerate(POSITIONS):
         assert oracles.sinusoidal(position, 16) == pytest.approx(made[row].tolist(), abs=5e-7)
+
+
+# Long runs of consecutive positions: the addition theorem
+
+
+def run_errors(first, length, width, dtype, rows):
+    """The largest errors of cosines and sines at some rows of the table of a run."""
+    at = rw.Rotary(width).at(torch.arange(first, first + length), dtype)
+    worst = 0.0
+    for row in rows:
+        for pair in range(width // 2):
+            angle = oracles.exact_angle(first + row, pair, width, 1e4)
+            worst = max(worst, abs(float(mpmath.cos(angle) - mpmath.mpf(float(at.cos[row, pair])))))
+            worst = max(worst, abs(float(mpmath.sin(angle) - mpmath.mpf(float(at.sin[row, pair])))))
+    return worst
+
+
+@pytest.mark.parametrize("way", ["auto", "eager"])
+@pytest.mark.parametrize("first", [0, 131_071, 10**9 + 7, 10**12, -(10**12), -6000])
+def test_a_run_of_positions_is_within_5e_7_of_50_digits(first, way):
+    length = 3 * phases.RUN + 17  # ends within a block
+    with kernels.using(way):
+        assert run_errors(first, length, 16, torch.float32, (0, 1, 255, 256, 4095, 6001, length - 2, length - 1)) < 5e-7
+
+
+@pytest.mark.parametrize("way", ["auto", "eager"])
+def test_a_run_in_float64_is_within_1e_9(way):
+    with kernels.using(way):
+        assert run_errors(10**9 - 5000, 5000, 16, torch.float64, (0, 127, 128, 4998, 4999)) < 1e-9
+
+
+@pytest.mark.parametrize("first", [-3, 10**12, 2**63 - 9001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_every_row_of_a_run_equals_its_position_alone(dtype, first):
+    positions, step = torch.arange(first, first + 9000), rw.Rotary(32).spectrum.steps
+    expected = phases.angles(positions, step, dtype)
+    tolerance = 5e-7 if dtype == torch.float32 else 1e-12
+    for way in ("auto", "eager"):
+        with kernels.using(way):
+            cos, sin = kernels.tables(positions, step, dtype)
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
+        torch.testing.assert_close(cos, expected.cos(), rtol=0, atol=tolerance)
+        torch.testing.assert_close(sin, expected.sin(), rtol=0, atol=tolerance)
+
+
+def test_only_consecutive_positions_are_a_run():
+    run = torch.arange(7, 7 + phases.RUN)
+    jump, twice, swapped = run.clone(), run.clone(), run.clone()
+    jump[-1] += 1
+    twice[5] = twice[4]
+    swapped[[8, 9]] = swapped[[9, 8]]
+    assert phases.run_start(run) == 7
+    assert phases.run_start(run[None]) == 7
+    rows = torch.stack((run, run))
+    for other in (jump, twice, swapped, run.flip(0), 2 * run, run[1:], rows, rows.mT, run.int(), run.to("meta")):
+        assert phases.run_start(other) is None
+    step = rw.Rotary(8).spectrum.steps
+    for positions in (jump, twice, swapped, run.flip(0), run[None], rows):
+        cos, sin = kernels.tables(positions, step)
+        expected = phases.angles(positions, step)
+        torch.testing.assert_close(cos, expected.cos(), rtol=0, atol=5e-7)
+        torch.testing.assert_close(sin, expected.sin(), rtol=0, atol=5e-7)
+
+
+def test_a_run_is_the_same_in_inference_mode_and_trains_after_it():
+    rope, positions = rw.Rotary(16), torch.arange(5000)
+    with torch.inference_mode():
+        inside = rope.at(positions)
+        one = rope.at(positions[:1])
+    outside = rope.at(positions)
+    assert torch.equal(inside.cos, outside.cos)
+    assert torch.equal(one.sin, rope.at(positions[:1]).sin)
+    x = torch.ones(1, 1, 5000, 16, requires_grad=True)
+    rw.rotate(x, outside).sum().backward()
+    assert x.grad is not None
+
+
+def test_a_changed_table_changes_no_later_table():
+    rope = rw.Rotary(16)
+    first = rope.at(torch.tensor([3]))
+    first.cos.zero_(), first.sin.zero_()
+    assert rope.at(torch.tensor([3])).cos[0, 0] == pytest.approx(float(mpmath.cos(3)), abs=5e-7)
+
+
+@pytest.mark.compiled
+def test_one_graph_holds_for_short_and_long_runs():
+    rope, length = rw.Rotary(16), torch.export.Dim("length", min=2, max=3 * phases.RUN)
+
+    class Tables(torch.nn.Module):
+        def forward(self, positions):
+            at = rope.at(positions)
+            return at.cos, at.sin
+
+    exported = torch.export.export(Tables(), (torch.arange(9),), dynamic_shapes=({0: length},)).module()
+    compiled = torch.compile(Tables(), fullgraph=True, backend="aot_eager", dynamic=True)
+    for first, count in ((0, 9), (10**12, 2 * phases.RUN)):
+        positions = torch.arange(first, first + count)
+        for graph in (exported, compiled):
+            for expected, got in zip(Tables()(positions), graph(positions), strict=True):
+                torch.testing.assert_close(got, expected, rtol=0, atol=5e-7)

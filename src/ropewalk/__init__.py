@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import checkpoints as checkpoints
     from . import compat as compat
+    from . import hf as hf
     from . import kernels as kernels
     from . import layouts as layouts
     from . import phases as phases
@@ -19,14 +21,19 @@ if TYPE_CHECKING:
     from .attention import KVCache as KVCache
     from .attention import attend as attend
     from .encodings import ALiBi as ALiBi
+    from .encodings import Axial as Axial
     from .encodings import Compose as Compose
     from .encodings import Encoding as Encoding
     from .encodings import Hybrid as Hybrid
     from .encodings import Learned as Learned
+    from .encodings import MRoPE as MRoPE
     from .encodings import NoPE as NoPE
     from .encodings import Placement as Placement
     from .encodings import Rotary as Rotary
     from .encodings import Sinusoidal as Sinusoidal
+    from .encodings import Temperature as Temperature
+    from .encodings import Trailing as Trailing
+    from .encodings import grid as grid
     from .encodings import reposition as reposition
     from .encodings import rotate as rotate
     from .encodings import rotate_ as rotate_
@@ -34,13 +41,13 @@ if TYPE_CHECKING:
     from .naming import build as build
     from .spectra import Spectrum as Spectrum
 
-_MODULES = ("compat", "kernels", "layouts", "phases", "positions", "spectra")
+_MODULES = ("checkpoints", "compat", "hf", "kernels", "layouts", "phases", "positions", "spectra")
 _HOME = {
     "attention": ("Attention", "KVCache", "attend"),
     "naming": ("build",),
     "encodings": (
-        *("ALiBi", "Compose", "Encoding", "Hybrid", "Learned", "NoPE", "Placement", "Rotary", "Sinusoidal"),
-        *("reposition", "rotate", "rotate_"),
+        *("ALiBi", "Axial", "Compose", "Encoding", "Hybrid", "Learned", "MRoPE", "NoPE", "Placement", "Rotary"),
+        *("Sinusoidal", "Temperature", "Trailing", "grid", "reposition", "rotate", "rotate_"),
     ),
     "model": ("Transformer",),
     "spectra": ("Spectrum",),

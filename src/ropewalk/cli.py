@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -117,53 +118,148 @@ def study(
 @app.command()
 def bench(
     what: Annotated[
-        str, typer.Argument(help="attention, or study: training steps beside plain PyTorch.")
+        str, typer.Argument(help="attention, rotate, decode, study (training steps), all of them, or the page of all.")
     ] = "attention",
     encodings: Annotated[str | None, typer.Option(help="Names separated by commas.")] = None,
-    lengths: Annotated[str | None, typer.Option(help="Sequence lengths, tokens, separated by commas.")] = None,
-    num_heads: Annotated[int, typer.Option(help="Query heads.")] = 8,
-    head_dim: Annotated[int, typer.Option(help="Channels per head.")] = 64,
-    batch_size: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    seconds: Annotated[float, typer.Option(help="What the whole measurement may take.")] = 120.0,
+    lengths: Annotated[str | None, typer.Option(help="Tokens, separated by commas; decode: cached keys.")] = None,
+    num_heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
+    num_kv_heads: Annotated[str | None, typer.Option(help="Key heads; decode: several, separated by commas.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Channels per head.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences at once.")] = None,
+    symmetric: Annotated[bool, typer.Option("--symmetric", help="Attention that sees the future too.")] = False,
+    forward_only: Annotated[bool, typer.Option("--forward-only", help="Attention without gradients.")] = False,
+    backends: Annotated[str | None, typer.Option(help="Backends timed beside the chosen one; or none.")] = None,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Other libraries, where installed.")] = True,
+    compiled: Annotated[bool, typer.Option("--compiled", help="rotate: also under torch.compile.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="float32 (default), bfloat16, float16 or float64.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu (default), cuda or cuda:N.")] = None,
+    threads: Annotated[int, typer.Option(help="One thread's own time is read; of more, the clock on the wall.")] = 1,
+    default_allocator: Annotated[bool, typer.Option("--default-allocator", help="Hand freed memory back.")] = False,
+    seconds: Annotated[float | None, typer.Option(help="What a measurement may take.")] = None,
+    out: Annotated[str, typer.Option(help="The folder of all and page.")] = "benchmarks",
+    only: Annotated[str | None, typer.Option(help="all: names of files, separated by commas.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="No progress; JSON on stdout.")] = False,
 ) -> None:
-    """Measure time and memory of attention with each encoding relative to attention without, or training speed."""
-    from ropewalk import bench
+    """Measure time and memory relative to a limit of the same run: rotation, attention, decoding, training."""
+    from ropewalk.bench import suite
 
-    if what == "study":
-        _bench_study(encodings, dtype, device, as_json)
+    tell = (lambda _: None) if as_json else (lambda line: print(line, file=sys.stderr))
+    given = {
+        "encodings": _names(encodings),
+        "lengths": _integers("--lengths", lengths),
+        "num_heads": num_heads,
+        "num_kv_heads": _integers("--num-kv-heads", num_kv_heads),
+        "head_dim": head_dim,
+        "batch_size": batch_size,
+        "causal": False if symmetric else None,
+        "modes": ("forward",) if forward_only else None,
+        "backends": () if backends == "none" else _names(backends),
+        "peers": None if peers else False,
+        "compiled": compiled or None,
+        "dtype": dtype,
+        "device": device,
+        "budget_seconds": seconds,
+    }
+    if what in ("all", "page"):
+        _bench_folder(what, out, given, _names(only), tell)
         return
-    if what != "attention":
-        raise ValueError(f"what must be attention or study, got {what!r}")
-
-    plan = bench.Plan(
-        encodings=_names(encodings) or bench.ENCODINGS,
-        lengths=_integers("--lengths", lengths) or bench.LENGTHS,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        batch_size=batch_size,
-        dtype=dtype,
-        device=device,
-        budget_seconds=seconds,
-    )
-    result = bench.run(plan, (lambda _: None) if as_json else (lambda line: print(line, file=sys.stderr)))
-    print(json.dumps(result) if as_json else bench.table(result))
+    plan = suite.plan_for(what, given)
+    suite.prepare(threads, default_allocator)
+    result = suite.measure(what, plan, tell)
+    print(json.dumps(result) if as_json else suite.shown(what, result))
 
 
-def _bench_study(encodings: str | None, dtype: str, device: str, as_json: bool) -> None:
-    import torch
+def _bench_folder(what: str, out: str, given: dict, only: tuple[str, ...] | None, tell: Callable[[str], None]) -> None:
+    from ropewalk.bench import suite
 
-    from ropewalk.study import settings, throughput, worker
+    failed = suite.measure_all(out, given, only, tell) if what == "all" else {}
+    for name, error in failed.items():
+        print(f"error: {name}: {error}", file=sys.stderr)
+    if what == "page":
+        print(suite.write_page(out, given))
+    if failed:
+        raise typer.Exit(1)
 
-    torch.set_num_threads(1)
-    worker.keep_memory()
-    quick = settings.customize(
-        settings.preset("quick"),
-        encodings=_names(encodings),
-        dtype=dtype,
-        device=device,
-    )
-    result = throughput.compare(quick, report=lambda done, of: print(f"round {done}/{of}", file=sys.stderr))
-    print(json.dumps(result) if as_json else throughput.table(result))
+
+@app.command()
+def convert(
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="A .safetensors or .gguf file, or a checkpoint's folder.")
+    ],
+    out: Annotated[
+        str | None, typer.Argument(metavar="OUT", help="A file for a file, a folder for a folder or GGUF.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(help="half (Hugging Face's LLaMA) or interleaved (Meta's, GPT-J, the paper).")
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option("--from", help="The layout of IN; by default told from its weights.")
+    ] = None,
+    detect: Annotated[
+        bool, typer.Option("--detect", help="Print the layout of IN with the evidence; exit code 1: not conclusive.")
+    ] = False,
+    config: Annotated[str | None, typer.Option(help="config.json, if not beside IN (a LoRA's base model).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT, and what a killed conversion left.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="No progress; JSON on stdout.")] = False,
+) -> None:
+    """Reorder the query and key channels of a checkpoint for the other rotary layout; its logits stay the same."""
+    from ropewalk import checkpoints
+
+    if detect:
+        found = checkpoints.detect(source, config)
+        print(json.dumps(found._asdict()) if as_json else found)
+        raise typer.Exit(found.layout is None)
+    if out is None or to is None:
+        raise ValueError(f"{'OUT' if out is None else '--to'} must be given, got none")
+    tell = (lambda _: None) if as_json else (lambda line: print(line, file=sys.stderr))
+    done = checkpoints.convert(source, out, to, layout=layout, config=config, force=force, tell=tell)
+    print(json.dumps(done) if as_json else checkpoints.summary(done))
+
+
+@app.command()
+def extend(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A folder with config.json and safetensors, a .gguf, or package:NAME."),
+    ],
+    to: Annotated[int, typer.Option(help="Tokens that the model is to read.")],
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text file; again for more. By default a long file of Python's library.")
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Of linear, ntk, dynamic, yarn, llama3.")] = "linear,ntk,yarn",
+    lengths: Annotated[
+        str | None, typer.Option(help="Window lengths, tokens; by default halves of --to, down to half of the trained.")
+    ] = None,
+    windows: Annotated[int, typer.Option(help="Windows of the longest length from each text.")] = 1,
+    sliding: Annotated[
+        bool, typer.Option("--sliding", help="Windows that overlap by three quarters; four times the time.")
+    ] = False,
+    train_length: Annotated[int | None, typer.Option(help="Tokens seen in training, if the config is silent.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (measured), float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    out: Annotated[str | None, typer.Option(help="Where finished windows are kept; runs/extend-MODEL.")] = None,
+    save: Annotated[str | None, typer.Option(help="The recommended config.json: the file, or its folder.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what lies at --save.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate; write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="No progress; JSON on stdout.")] = False,
+) -> None:
+    """Measure what each way to stretch a model's context does to its loss on a text, and recommend one."""
+    from ropewalk.hf import extend_run
+
+    place = None if save is None else extend_run.check_save(save, force)
+    asked = {"to": to, "methods": _names(methods), "windows": windows, "sliding": sliding, "train_len": train_length}
+    asked |= {"lengths": _integers("--lengths", lengths), "dtype": dtype, "device": device}
+    settings = extend_run.prepare(model, **asked)
+    if dry_run:
+        planned = extend_run.estimate(settings, text or ())
+        print(json.dumps(planned) if as_json else extend_run.shown_plan(planned))
+        return
+    try:
+        result = extend_run.measure(settings, text or (), out, place, quiet=as_json)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print(json.dumps(result) if as_json else extend_run.shown(result))
+    if place is not None and result["saved"] is None:
+        print("error: nothing saved, since no method helps", file=sys.stderr)
+        raise typer.Exit(1)

@@ -215,3 +215,36 @@ def slopes_cut_off_from_their_gradient(q, k, v, encoding=None, **options):
     if options["backend"] == "sdpa":
         encoding = rw.ALiBi(8, slopes=encoding.slopes)
     return right_attend(q, k, v, encoding, **options)
+
+
+def _within(q, k, encoding, reach, ahead=1.0):
+    """Keys at most `reach` / slope behind, and `ahead` times that in front of each query."""
+    window = (reach / encoding.falloff(torch.arange(q.shape[1])))[:, None, None]
+    distance = torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2]) - torch.arange(k.shape[2])
+    return ((distance <= window) & (-distance <= ahead * window))[None]
+
+
+def _also(mask, options):
+    return {**options, "mask": mask if options.get("mask") is None else options["mask"] & mask}
+
+
+@part("K15", "reference", "attend", lambda: rw.ALiBi(8), backend="banded")
+def windows_that_ignore_the_scores(q, k, v, encoding=None, **options):
+    if options["backend"] == "banded":
+        options = _also(_within(q, k, encoding, math.log(2**24)), options)
+    return right_attend(q, k, v, encoding, **options)
+
+
+@part("K15", "reference", "attend", lambda: rw.ALiBi(8), backend="banded")
+def windows_that_forget_the_future(q, k, v, encoding=None, **options):
+    if options["backend"] == "banded":
+        options = _also(_within(q, k, encoding, math.inf if options.get("causal", True) else 60.0, 0.05), options)
+    return right_attend(q, k, v, encoding, **options)
+
+
+@part("K14", "reference", "attend", lambda: rw.ALiBi(8), backend="banded")
+def windows_of_the_steepest_head(q, k, v, encoding=None, **options):
+    if options["backend"] == "banded":
+        steepest = rw.ALiBi(8, slopes=[0.5] * 8)
+        options = _also(_within(q, k, steepest, 60.0), options)
+    return right_attend(q, k, v, encoding, **options)

@@ -5,7 +5,7 @@ import torch
 import ropewalk as rw
 from mutants.registry import encoding, part, table
 from ropewalk.encodings import Placement, reposition
-from ropewalk.kernels import turn
+from ropewalk.kernels import turn, turn_
 
 # K01: phase precision
 
@@ -212,3 +212,57 @@ class MagnitudeTwice(rw.Rotary):
 class KeysTurnedTheOtherWay(rw.Rotary):
     def key(self, k, at):
         return super().key(k, at._replace(sin=-at.sin))
+
+
+# The mistakes that a fast rotation invites: signs, rows, batches and channels that a loop forgets
+
+
+@part("K22", "gradients", "rotate_")
+def forgets_the_gradient_of_the_last_row(x, at, layout):
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, cos, sin):
+            ctx.mark_dirty(x)
+            ctx.save_for_backward(cos, sin)
+            return turn_(x, cos, sin, layout)
+
+        @staticmethod
+        def backward(ctx, grad):
+            cos, sin = ctx.saved_tensors
+            grad = grad.clone()
+            grad[..., :-1, :] = turn(grad[..., :-1, :], cos[..., :-1, :], -sin[..., :-1, :], layout)
+            return grad, None, None
+
+    return Wrong.apply(x, at.cos, at.sin)
+
+
+@encoding("K08", "precision")
+class LastRowsOfABlockLeftOut(rw.Rotary):
+    def query(self, q, at):
+        turned = super().query(q, at)
+        end = q.shape[-2] // 8 * 8
+        return torch.cat((turned[..., :end, :], q[..., end:, :]), dim=-2)
+
+
+@encoding("K08", "norms", lambda cls: cls(16, rotary_dim=6))
+class RestNotCopied(rw.Rotary):
+    def query(self, q, at):
+        out = torch.zeros_like(q)
+        out[..., : self.rotary_dim] = super().query(q, at)[..., : self.rotary_dim]
+        return out
+
+
+@encoding("K08", "norms", lambda cls: cls(16, rotary_dim=6))
+class RestTurnedByTheFirstAngle(rw.Rotary):
+    def query(self, q, at):
+        turned = super().query(q, at)
+        turned[..., self.rotary_dim :] = q[..., self.rotary_dim :] * at.cos[..., :1]
+        return turned
+
+
+@encoding("K10", "layouts", lambda cls: cls(16, layout="interleaved"))
+class LastPairLeftToTheNextBlock(rw.Rotary):
+    def query(self, q, at):
+        turned = super().query(q, at)
+        turned[..., -2:] = q[..., -2:]
+        return turned

@@ -6,13 +6,14 @@ import torch
 
 from ropewalk._shapes import Bool, Float, Int, Shaped, Tensor
 from ropewalk.attention.reference import reference
-from ropewalk.attention.sdpa import sdpa
+from ropewalk.attention.sdpa import by_distance, sdpa
 from ropewalk.attention.sight import Sight, look
+from ropewalk.attention.windows import default_eps, windows
 from ropewalk.encodings import Encoding
 from ropewalk.encodings.alibi import check_heads
 from ropewalk.errors import message, require, require_number, require_type
 
-BACKENDS = ("auto", "reference", "sdpa")
+BACKENDS = ("auto", "reference", "sdpa", "banded", "flex")
 _BACKENDS = ", ".join(map(repr, BACKENDS))
 
 
@@ -32,6 +33,8 @@ def attend(
     encoded: bool = False,
     return_lse: bool = False,
     backend: str = "auto",
+    eps: float | None = None,
+    max_key_norm: Float[Tensor, "kv_heads"] | None = None,
 ) -> Float[Tensor, "batch heads q_len value_dim"] | tuple[Tensor, Tensor]:
     """softmax(scale (encoded q) . (encoded k) + bias) v over the keys that each query may attend.
 
@@ -51,7 +54,12 @@ def attend(
         heads: global indices of the query heads at hand, where a shard holds some of them.
         encoded: q and k went through `encoding.query` and `encoding.key` already.
         return_lse: also return the natural logarithm of each softmax denominator, for merging partial results.
-        backend: "reference" is the specification, "sdpa" torch's fused attention, "auto" the fastest right one.
+        backend: "reference" is the specification, "sdpa" torch's fused attention over all keys, "banded" the same
+            without keys that a falling bias makes too light to matter, "flex" FlexAttention, "auto" the fastest.
+        eps: what the keys that "banded" and "auto" skip may weigh together, relative to those they read; by default
+            half a unit in the last place of q's dtype.
+        max_key_norm: the largest norm of each head's keys, where it is known (`KVCache.max_key_norm`): then a decode
+            step need not read a key to see that it is too far.
 
     Returns:
         The attended values in v's dtype (autocast's where that is on).  A query with nothing to attend gives exactly 0
@@ -63,6 +71,12 @@ def attend(
     torch.Size([1, 8, 5, 16])
     """
     _check(q, k, v, backend)
+    if eps is not None:
+        require(0 < require_number(eps, "eps") < 1, "eps", "above 0 and below 1", eps)
+    if max_key_norm is not None:
+        require_type(max_key_norm, Tensor, "max_key_norm", "a tensor")
+        fits = max_key_norm.shape == k.shape[1:2]
+        require(fits, "max_key_norm", "of shape ({0},), one number per key head", tuple(max_key_norm.shape), k.shape[1])
     if encoding is not None:
         require_type(
             encoding, Encoding, "encoding", "an Encoding", hint="rw.build('rotary+alibi', ...) makes one by name"
@@ -70,7 +84,7 @@ def attend(
     sight = look(q, k, encoding, q_positions, k_positions, causal, mask, documents, heads)
     if encoding is not None:
         check_heads(encoding, q.shape[1], heads)
-        if not encoded:
+        if encoding.encodes and not encoded:
             q = encoding.query(q, encoding.at(sight.q_pos, q.dtype))
             k = encoding.key(k, encoding.at(sight.k_pos, k.dtype))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -79,9 +93,9 @@ def attend(
     if device != "meta" and torch.is_autocast_enabled(device):
         low = torch.get_autocast_dtype(device) if q.dtype == torch.float32 else q.dtype
         with torch.autocast(device, enabled=False):  # which would round the bias and the scores too
-            out, lse = _run(q.to(low), k.to(low), v.to(low), sight, scale, return_lse, backend)
+            out, lse = _run(q.to(low), k.to(low), v.to(low), sight, scale, return_lse, backend, eps, max_key_norm)
     else:
-        out, lse = _run(q, k, v, sight, scale, return_lse, backend)
+        out, lse = _run(q, k, v, sight, scale, return_lse, backend, eps, max_key_norm)
     if return_lse:
         assert lse is not None
         return out, lse
@@ -89,11 +103,33 @@ def attend(
 
 
 def _run(
-    q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, return_lse: bool, backend: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sight: Sight,
+    scale: float,
+    return_lse: bool,
+    backend: str,
+    eps: float | None,
+    max_key_norm: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     if backend == "reference":
         return reference(q, k, v, sight, scale)
-    return sdpa(q, k, v, sight, scale, return_lse)
+    if backend == "flex":
+        from ropewalk.attention.flex import flex  # read by the few who ask for it
+
+        return flex(q, k, v, sight, scale, return_lse, _reach(q, k, sight, scale, eps, max_key_norm))
+    skip = {"sdpa": False, "banded": True, "auto": None}[backend]
+    return sdpa(q, k, v, sight, scale, return_lse, skip, eps, max_key_norm)
+
+
+def _reach(
+    q: Tensor, k: Tensor, sight: Sight, scale: float, eps: float | None, max_key_norm: Tensor | None
+) -> Tensor | None:
+    """How far each head sees, where its bias falls with distance alone; then whole tiles need not be read."""
+    if not (sight.has_bias and by_distance(sight) and q.numel() and 0 < sight.q_len <= sight.k_len):
+        return None
+    return torch.maximum(*windows(q, k, sight, scale, eps or default_eps(q.dtype), max_key_norm))
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:

@@ -1,11 +1,20 @@
 """Keys and values of the tokens so far, with their positions."""
 
+import math
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from ropewalk._shapes import Float, Int, Shaped, Tensor
+from ropewalk.attention.sight import score_dtype
 from ropewalk.encodings import Encoding, reposition
 from ropewalk.errors import message, require, require_count
 from ropewalk.positions import as_positions
+
+if TYPE_CHECKING:
+    from ropewalk.attention.dropping import HeadCaches
+
+ON_CHANGE = ("refuse", "freeze", "turn")
 
 
 class KVCache:
@@ -15,12 +24,41 @@ class KVCache:
     tensors are joined instead, since what a backward pass has saved must not be written into.
 
     Args:
-        encoding: needed by `evict`, which moves keys to other positions.
+        encoding: how keys were encoded; `evict` and `drop` need it.
+        on_change: what `Attention` does when its own encoding turns at other frequencies than the keys held, as when
+            a sequence outgrows a spectrum that depends on length (dynamic NTK, LongRoPE).  "refuse": an error.
+            "freeze": this cache goes on as it began.  "turn": its keys are turned to the new frequencies, once.
     """
 
-    def __init__(self, encoding: Encoding | None = None):
-        self.encoding = encoding
+    def __init__(self, encoding: Encoding | None = None, on_change: str = "refuse"):
+        require(on_change in ON_CHANGE, "on_change", "one of " + ", ".join(map(repr, ON_CHANGE)), repr(on_change))
+        self.encoding, self.on_change = encoding, on_change
         self.clear()
+
+    def agree(self, encoding: Encoding) -> Encoding:
+        """The encoding that further queries and keys need: `encoding`, or this cache's own where it is frozen.
+
+        Raises:
+            ValueError: keys were turned at other frequencies, and `on_change` is "refuse".
+        """
+        if self.encoding is None or self._length == 0:
+            self.encoding = encoding
+        if self.encoding is encoding or _turns(self.encoding) == _turns(encoding):
+            return encoding
+        if self.on_change == "freeze":
+            return self.encoding
+        hint = "KVCache(encoding, on_change='turn') turns the keys, 'freeze' goes on as it began"
+        may_turn = self.on_change == "turn"
+        require(may_turn, "encoding", "of the frequencies that the cache's keys have", encoding, hint=hint)
+        self._require_whole()
+        written = _filled(self._places if self._written is None else self._written)[:, : self._length]
+        k = _turned_anew(self.k if self._moved is None else _filled(self._k)[:, :, : self._length],
+                         self.encoding, encoding, written)  # fmt: skip
+        if self._moved is not None:
+            self._moved = _turned_anew(self.k, self.encoding, encoding, _filled(self._places)[:, : self._length])
+        self._k, self.encoding = k, encoding
+        self._norm, self._normed = None, 0
+        return encoding
 
     def clear(self) -> None:
         """Forget everything, sizes and dtype included."""
@@ -29,6 +67,10 @@ class KVCache:
         self._places: Tensor | None = None  # (rows, k_len), one row for all or one per sequence
         self._written: Tensor | None = None  # where each key was encoded, once some have moved
         self._moved: Tensor | None = None  # the keys turned to where they stand now
+        self._norm: Tensor | None = None  # largest norm of the first `_normed` keys, (kv_heads,)
+        self._normed = 0
+        self.heads: "HeadCaches | None" = None
+        """What `drop` left, one cache per key head."""
         self._length = 0
         self.counts_up = True
         """Each token was placed right after the one before it, from 0 on: distances are differences of indices."""
@@ -39,12 +81,27 @@ class KVCache:
     @property
     def k(self) -> Float[Tensor, "batch kv_heads k_len head_dim"]:
         """Encoded keys, oldest first."""
+        self._require_whole()
         return _filled(self._k if self._moved is None else self._moved)[:, :, : self._length]
 
     @property
     def v(self) -> Float[Tensor, "batch kv_heads k_len value_dim"]:
         """Values, oldest first."""
+        self._require_whole()
         return _filled(self._v)[:, :, : self._length]
+
+    @property
+    def max_key_norm(self) -> Float[Tensor, "kv_heads"]:
+        """At least the norm of every key held, by head: how `attend` knows which keys are too far to matter.
+
+        Each key is looked at once.
+        """
+        if self._norm is None or self._normed < self._length:
+            fresh = self.k[:, :, self._normed :].detach()
+            norm = torch.linalg.vector_norm(fresh, dim=-1, dtype=score_dtype(fresh)).amax((0, 2))
+            self._norm = norm if self._norm is None else torch.maximum(self._norm, norm)
+            self._normed = self._length
+        return self._norm
 
     @property
     def positions(self) -> Int[Tensor, "*batch k_len"]:
@@ -58,7 +115,8 @@ class KVCache:
         v: Float[Tensor, "batch kv_heads seq value_dim"],
         positions: Shaped[Tensor, "*#batch seq"] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Add tokens; returns all keys and values, as views that hold until tokens are cropped or evicted.
+        """Add tokens; returns all keys and values, as views that hold until tokens are cropped or evicted (after
+        `drop` those just added).
 
         Args:
             k: encoded keys (`encoding.key`).
@@ -78,6 +136,11 @@ class KVCache:
             self._written = self._extended(_with_rows(self._written, rows), places, stop, axis=1)
             self._moved = self._extended(self._moved, k, stop, axis=2)
         self._places = self._extended(_with_rows(self._places, rows), places, stop, axis=1)
+        if self.heads is not None:
+            require(counted, "positions", "left to count up after keys were dropped", positions)
+            self.heads.append(k, v)
+            self._length = stop
+            return k, v
         self._k = self._extended(self._k, k, stop, axis=2)
         self._v = self._extended(self._v, v, stop, axis=2)
         self._length = stop
@@ -120,8 +183,10 @@ class KVCache:
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens, so that decoding goes on from there."""
         require_count(length, "length", at_least=0)
+        self._require_whole()
         require(length <= self._length, "length", "at most the cache's ({0})", length, self._length)
         self._length = length
+        self._normed = min(self._normed, length)
         if length == 0:
             self.clear()
 
@@ -137,6 +202,7 @@ class KVCache:
         """
         require_count(sinks, "sinks", at_least=0)
         require_count(window, "window")
+        self._require_whole()
         if self.encoding is None:
             raise ValueError(message("encoding", "given where keys move", None, "KVCache(encoding) knows how"))
         dropped = self._length - sinks - window
@@ -153,6 +219,55 @@ class KVCache:
         self._k, self._v, self._moved = k, _filled(self._v)[:, :, keep], moved
         self._places, self._written = shifted, written
         self._length = sinks + window
+        self._norm, self._normed = None, 0
+
+    def drop(self, max_score: float, eps: float | None = None) -> list[int]:
+        """Forget, head by head, the keys that a falling bias (ALiBi) hides from every later query.
+
+        From then on heads hold different lengths, `k` and `v` are gone, and `heads.attend` reads the cache, as
+        `Attention` does by itself.  Call it again whenever memory is worth a pass over what is kept.
+
+        Args:
+            max_score: no later |q| |k| / sqrt(head_dim) is above it; a query that breaks this is refused.
+            eps: what forgotten keys may weigh together in any later query, relative to what it still reads; by
+                default half a unit in the last place of the cache's dtype.
+
+        Returns:
+            How many keys each key head has forgotten since it was filled.
+
+        Raises:
+            ValueError: the bias is not known to fall, or keys do not stand one after the other from 0 on.
+        """
+        from ropewalk.attention.dropping import HeadCaches
+
+        require(self._length > 0, "cache", "filled before keys are dropped", "an empty cache")
+        falls = self.encoding is not None and self.counts_up and self._moved is None
+        require(falls, "cache", "given its encoding, and appended to without positions", self.encoding)
+        if self.heads is None:
+            assert self.encoding is not None
+            heads = HeadCaches(self.encoding, self.k.detach(), self.v.detach())
+            dropped = heads.drop(max_score, eps)  # refuses before anything has changed
+            self.heads, self._k, self._v = heads, None, None
+            return dropped
+        return self.heads.drop(max_score, eps)
+
+    def _require_whole(self) -> None:
+        hint = "cache.heads holds them, head by head; heads.attend reads them"
+        require(self.heads is None, "cache", "whole, not dropped from", "heads of different lengths", hint=hint)
+
+
+def _turns(encoding: Encoding) -> list[tuple[Any, Any]]:
+    """Which pairs turn how fast, in the order of an encoding's parts."""
+    return [(getattr(part, "plane", None), part.spectrum) for part in encoding.modules() if hasattr(part, "spectrum")]
+
+
+def _turned_anew(k: Tensor, old: Encoding, new: Encoding, places: Tensor) -> Tensor:
+    """Keys at `places` as `new` would have encoded them: turned back to position 0, and from there again."""
+    start = torch.zeros_like(places)
+    at_start = new.moved(old.moved(k, places, start), start, places)
+    ratio = math.prod(spectrum.magnitude for _, spectrum in _turns(new))
+    ratio /= math.prod(spectrum.magnitude for _, spectrum in _turns(old))
+    return at_start if ratio == 1.0 else at_start * ratio
 
 
 def _filled(buffer: Tensor | None) -> Tensor:

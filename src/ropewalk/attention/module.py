@@ -1,10 +1,14 @@
 """Multi-head self-attention with any encoding."""
 
+from typing import Any
+
 import torch
 from torch import nn
+from torch.nn.modules.module import _global_forward_hooks
 
 from ropewalk import positions as places
 from ropewalk._shapes import Bool, Float, Shaped, Tensor
+from ropewalk._watch import watched
 from ropewalk.attention.attend import attend
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.sight import check_mask_dtype
@@ -84,36 +88,57 @@ class Attention(nn.Module):
         """
         past = len(cache) if cache is not None else 0
         seq_len = x.shape[1]
-        if at is None:
-            own = positions
-            if own is None:
-                own = default_positions(seq_len, cache, key_padding_mask, documents, x.device)
-            at = self.encoding.at(own, x.dtype)
+        encoding = self.encoding if cache is None else cache.agree(self.encoding)
+        own = positions if at is None else at.positions
+        if own is None:
+            own = default_positions(seq_len, cache, key_padding_mask, documents, x.device)
+        if at is None or encoding is not self.encoding:
+            at = encoding.at(own, x.dtype)
         own = at.positions
-        maps = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in maps)
-        q, k = self.encoding.query(q, at), self.encoding.key(k, at)
-        counted = positions is None and key_padding_mask is None and documents is None
-        k_positions = own
+        q, k, v = self._projected(x, encoding, at)
+        # Tokens that simply count up need no comparison of positions: attention knows a faster way.  Inside a
+        # document distances are differences of indices, whatever positions restart from.
+        counted = positions is None and key_padding_mask is None
+        by_index = counted and (documents is None or not self.encoding.has_bias or self.encoding.distance_only)
+        counted = counted and documents is None
+        k_positions, max_key_norm = own, None
         if cache is not None:
             k, v = cache.append(k, v, None if counted else own)
-            k_positions = cache.positions
-            counted = cache.counts_up
-        # Tokens that simply count up need no comparison of positions: attention knows a faster way.
+            if cache.heads is not None:
+                require(counted and mask is None, "mask and documents", "None after keys were dropped", "one of them")
+                return self._joined(cache.heads.attend(q, self.causal))
+            k_positions, by_index = cache.positions, counted and cache.counts_up
+            max_key_norm = self._max_key_norm(cache) if by_index else None
+        places: dict[str, Any] = {} if by_index else {"q_positions": own, "k_positions": k_positions}
+        mask = _with_padding(mask, key_padding_mask, past + seq_len)
         out = attend(
-            q,
-            k,
-            v,
-            self.encoding,
-            q_positions=None if counted else own,
-            k_positions=None if counted else k_positions,
-            causal=self.causal,
-            mask=_with_padding(mask, key_padding_mask, past + seq_len),
-            documents=documents,
-            encoded=True,
-        )
+            q, k, v, encoding, causal=self.causal, mask=mask, documents=documents, encoded=True,
+            max_key_norm=max_key_norm, **places,
+        )  # fmt: skip
         assert isinstance(out, Tensor)
+        return self._joined(out)
+
+    def _projected(self, x: Tensor, encoding: Encoding, at: Placement) -> tuple[Tensor, Tensor, Tensor]:
+        """Encoded queries, encoded keys and values."""
+        maps = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in maps)
+        if self._owns(x):
+            return *encoding.encode_(q, k, at), v
+        return encoding.query(q, at), encoding.key(k, at), v
+
+    def _joined(self, out: Tensor) -> Tensor:
         return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    def _max_key_norm(self, cache: KVCache) -> Tensor | None:
+        """What tells a decode step how far it has to look, where looking less far saves anything."""
+        saves = self.encoding.has_bias and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return cache.max_key_norm if saves else None
+
+    def _owns(self, x: Tensor) -> bool:
+        """Whether nobody but this layer reads what its projections give, so that it may be written into."""
+        maps = (self.q_proj, self.k_proj)
+        hooked = any(m._forward_hooks for m in maps) or bool(_global_forward_hooks)
+        return all(type(m) is nn.Linear for m in maps) and not hooked and not watched(x)
 
 
 def _check_made_for(encoding: Encoding, **sizes: int) -> None:

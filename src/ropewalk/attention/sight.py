@@ -15,13 +15,14 @@ from ropewalk.errors import message, require, require_type
 class Sight:
     """Queries i and keys j of one call.
 
-    Positions and documents are (1 or batch, length).  `aligned` means that positions count up by one and that
-    the last query stands on the last key, so that distance = i - j + (k_len - q_len) for the indices themselves.
+    Positions and documents are (1 or batch, length); positions that nobody gave count up by one, with the last
+    query on the last key, so that distance = i - j + (k_len - q_len) for the indices themselves.
     """
 
-    q_pos: Tensor
-    k_pos: Tensor
-    aligned: bool
+    q_len: int
+    k_len: int
+    q_positions: Tensor | None
+    k_positions: Tensor | None
     causal: bool
     mask: Tensor | None
     q_documents: Tensor | None
@@ -30,16 +31,32 @@ class Sight:
     encoding: Encoding | None
 
     @property
-    def q_len(self) -> int:
-        return self.q_pos.shape[-1]
+    def aligned(self) -> bool:
+        """Positions count up by one, and the last query stands on the last key."""
+        return self.q_positions is None and self.k_positions is None
 
     @property
-    def k_len(self) -> int:
-        return self.k_pos.shape[-1]
+    def q_pos(self) -> Tensor:
+        if self.q_positions is not None:
+            return self.q_positions
+        if self.k_positions is not None:
+            return self.k_positions[:, self.k_len - self.q_len :]
+        return positions.last(self.q_len, self.k_len, self.heads.device)[None]
+
+    @property
+    def k_pos(self) -> Tensor:
+        if self.k_positions is not None:
+            return self.k_positions
+        return torch.arange(self.k_len, device=self.heads.device)[None]
 
     @property
     def has_bias(self) -> bool:
         return self.encoding is not None and self.encoding.has_bias
+
+    @property
+    def learned(self) -> bool:
+        """Whether the encoding has anything that a gradient could reach."""
+        return self.encoding is not None and any(p.requires_grad for p in self.encoding.parameters())
 
     def allowed(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor | None:
         """Which keys the queries `rows` may attend among `columns`: bool, broadcastable to (B, H, rows, columns).
@@ -75,18 +92,20 @@ class Sight:
         return None if bias is None else bias.to(dtype)
 
     def bias_by_distance(self, dtype: torch.dtype) -> Tensor:
-        """The bias at distances 1 - q_len ... k_len - 1 of an aligned sight: (heads, q_len + k_len - 1).
+        """The bias at distances k_len - 1 ... 1 - q_len of an aligned sight: (heads or 1, q_len + k_len - 1).
 
-        Entry q_row + (k_len - 1 - k_row) belongs to query row q_row and key row k_row.  Causality is in it.
+        Entry (q_len - 1 - i) + j belongs to query row i and key row j.  Causality is in it.
         """
-        distance = torch.arange(1 - self.q_len, self.k_len, device=self.heads.device)
-        counted = distance.to(dtype) if dtype == torch.float64 else distance
-        assert self.encoding is not None
-        bias = self.encoding.bias(self.heads[:, None], counted, torch.zeros_like(counted))
-        if bias is None:
-            raise TypeError(message("bias", "a tensor where distance_only is True", None))
-        bias = bias.to(dtype).expand(len(self.heads), -1)
-        return torch.where(distance >= 0, bias, -torch.inf) if self.causal else bias
+        distance = torch.arange(self.k_len - 1, -self.q_len, -1, device=self.heads.device)
+        if self.encoding is None or not self.encoding.has_bias:
+            bias = torch.zeros(1, len(distance), dtype=dtype, device=distance.device)
+        else:
+            counted = distance.to(dtype) if dtype == torch.float64 else distance
+            bias = self.encoding.bias(self.heads[:, None], counted, torch.zeros_like(counted))
+            if bias is None:
+                raise TypeError(message("bias", "a tensor where distance_only is True", None))
+            bias = bias.to(dtype).expand(len(self.heads), -1)
+        return torch.where(distance >= 0, bias, -torch.inf) if self.causal and self.q_len > 1 else bias
 
 
 def look(
@@ -103,15 +122,10 @@ def look(
     """A checked `Sight` from what a caller gave to `attend`."""
     batch, num_heads, q_len = q.shape[:3]
     k_len = k.shape[2]
-    aligned = q_positions is None and k_positions is None
-    k_pos = _rows(
-        "k_positions", torch.arange(k_len, device=q.device) if k_positions is None else k_positions, batch, k_len
-    )
-    if q_positions is None:
-        require(aligned or q_len <= k_len, "q_positions", "given where queries outnumber positioned keys", None)
-        q_pos = positions.last(q_len, k_len, q.device)[None] if aligned else k_pos[:, k_len - q_len :]
-    else:
-        q_pos = _rows("q_positions", q_positions, batch, q_len)
+    q_pos = None if q_positions is None else _rows("q_positions", q_positions, batch, q_len)
+    k_pos = None if k_positions is None else _rows("k_positions", k_positions, batch, k_len)
+    both = q_pos is not None or k_pos is None
+    require(both or q_len <= k_len, "q_positions", "given where queries outnumber positioned keys", None)
     if mask is not None:
         _check_mask(mask, (batch, num_heads, q_len, k_len))
     q_documents = k_documents = None
@@ -119,9 +133,8 @@ def look(
         k_documents = _rows("documents", documents, batch, k_len)
         require(q_len <= k_len, "documents", "used with at most as many queries as keys ({0})", q_len, k_len)
         q_documents = k_documents[:, k_len - q_len :]
-    return Sight(
-        q_pos, k_pos, aligned, causal, mask, q_documents, k_documents, _heads(heads, num_heads, q.device), encoding
-    )
+    heads = _heads(heads, num_heads, q.device)
+    return Sight(q_len, k_len, q_pos, k_pos, causal, mask, q_documents, k_documents, heads, encoding)
 
 
 def _heads(heads: Tensor | None, num_heads: int, device: torch.device) -> Tensor:

@@ -63,6 +63,7 @@ def as_reference(subject: Subject) -> Iterator[Finding]:
     long = LONGER_THAN_A_BLOCK
     where = {"q_positions": torch.arange(long) + 5, "k_positions": torch.arange(long)}
     cases: list[tuple[int, int, bool, dict]] = [(long, long, True, {}), (40, long, True, {}), (40, 40, False, {})]
+    cases += [(long, long, True, {"scale": 2.0}), (long, long, False, {})]
     cases += [(long, long, True, where), (long, long, False, {"documents": torch.arange(long) // 70})]
     cases += [(long, long, True, {"mask": torch.rand(long, long, generator=torch.Generator().manual_seed(2)) > 0.3})]
     for q_len, k_len, causal, options in cases:

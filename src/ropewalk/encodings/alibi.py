@@ -30,6 +30,8 @@ def alibi_slope(head: Int[Tensor, "*#s"], num_heads: int, dtype: torch.dtype = t
     """
     head = head.long()  # 8 (head + 1) would wrap in 8 bits
     lower = 1 << (num_heads.bit_length() - 1)
+    if num_heads == lower:
+        return torch.exp2((head + 1).to(dtype) * (-8 / num_heads))
     exponent = torch.where(head < lower, 8 * (head + 1), 8 * (head - lower) + 4)
     return torch.exp2(-exponent.to(dtype) / lower)
 
@@ -96,6 +98,9 @@ class ALiBi(Encoding):
         distance = (q_pos - k_pos if counted else q_pos.long() - k_pos.long()).abs()  # narrow integers would wrap
         dtype = distance.dtype if counted else torch.float32
         return -self.slope(head, dtype) * distance.to(dtype)
+
+    def falloff(self, head: Int[Tensor, "heads"]) -> Float[Tensor, "heads"] | None:
+        return self.slope(head, torch.float64) if type(self).bias is ALiBi.bias else None  # a subclass may differ
 
     def extra_repr(self) -> str:
         given = "" if self.given is None else f", slopes={list(self.given)}"

@@ -42,6 +42,11 @@ class Encoding(nn.Module):
         return type(self).bias is not Encoding.bias
 
     @property
+    def encodes(self) -> bool:
+        """Whether `query` or `key` changes anything."""
+        return type(self).query is not Encoding.query or type(self).key is not Encoding.key
+
+    @property
     def is_absolute(self) -> bool:
         """Whether `embed` adds anything to the embeddings."""
         return type(self).embed is not Encoding.embed
@@ -71,12 +76,29 @@ class Encoding(nn.Module):
         """Encoded keys; a cache holds them in this form."""
         return k
 
+    def encode_(
+        self,
+        q: Float[Tensor, "batch heads seq head_dim"],
+        k: Float[Tensor, "batch kv_heads seq head_dim"],
+        at: Placement,
+    ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"]]:
+        """`query` and `key`, written into `q` and `k` where that saves memory: for tensors that nobody else reads."""
+        return self.query(q, at), self.key(k, at)
+
     def bias(
         self, head: Int[Tensor, "*#s"], q_pos: Shaped[Tensor, "*#s"], k_pos: Shaped[Tensor, "*#s"]
     ) -> Float[Tensor, "*#s"] | None:
         """Elementwise bias of head `head` between a query and a key, score units, added after scaling.
 
         Computed in float32 for integer positions, in the positions' own precision if they are floats.
+        """
+        return None
+
+    def falloff(self, head: Int[Tensor, "heads"]) -> Float[Tensor, "heads"] | None:
+        """A slope m >= 0 with bias(q_pos, k_pos) <= bias(q_pos, q_pos) - m |q_pos - k_pos| for all positions, score
+        units per token, by which attention knows how far a head can see without evaluating the bias.
+
+        None where no such slope is known.
         """
         return None
 

@@ -33,6 +33,10 @@ class Compose(Encoding):
         return any(e.has_bias for e in self.parts)
 
     @property
+    def encodes(self) -> bool:
+        return any(e.encodes for e in self.parts)
+
+    @property
     def is_absolute(self) -> bool:
         return any(e.is_absolute for e in self.parts)
 
@@ -75,6 +79,16 @@ class Compose(Encoding):
             k = encoding.key(k, part)
         return k
 
+    def encode_(
+        self,
+        q: Float[Tensor, "batch heads seq head_dim"],
+        k: Float[Tensor, "batch kv_heads seq head_dim"],
+        at: Placement,
+    ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"]]:
+        for encoding, part in zip(self.parts, at.parts, strict=True):
+            q, k = encoding.encode_(q, k, part)
+        return q, k
+
     def bias(
         self, head: Int[Tensor, "*#s"], q_pos: Shaped[Tensor, "*#s"], k_pos: Shaped[Tensor, "*#s"]
     ) -> Float[Tensor, "*#s"] | None:
@@ -83,4 +97,14 @@ class Compose(Encoding):
             bias = encoding.bias(head, q_pos, k_pos)
             if bias is not None:
                 total = bias if total is None else total + bias
+        return total
+
+    def falloff(self, head: Int[Tensor, "heads"]) -> Float[Tensor, "heads"] | None:
+        total = None
+        for encoding in self.parts:
+            slope = encoding.falloff(head)
+            if slope is None and encoding.has_bias:
+                return None
+            if slope is not None:
+                total = slope if total is None else total + slope
         return total

@@ -51,6 +51,17 @@ class Hybrid(Encoding):
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         return self.rotary.key(k, at)
 
+    def encode_(
+        self,
+        q: Float[Tensor, "batch heads seq head_dim"],
+        k: Float[Tensor, "batch kv_heads seq head_dim"],
+        at: Placement,
+    ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"]]:
+        if type(self).query is not Hybrid.query or type(self).key is not Hybrid.key:
+            return self.query(q, at), self.key(k, at)
+        q, k = self.rotary.encode_(q, k, at)
+        return (q if self.alpha is None else self.alpha * q), k
+
     @property
     def plane(self) -> tuple[str, int]:
         """Which channels form pairs."""
@@ -69,6 +80,10 @@ class Hybrid(Encoding):
     ) -> Float[Tensor, "*#s"]:
         bias = self.alibi.bias(head, q_pos, k_pos)
         return bias if self.alpha is None else (1 - self.alpha) * bias
+
+    def falloff(self, head: Int[Tensor, "heads"]) -> Float[Tensor, "heads"] | None:
+        slope = self.alibi.falloff(head) if type(self).bias is Hybrid.bias else None
+        return slope if slope is None or self.alpha is None else (1 - self.alpha) * slope
 
     def extra_repr(self) -> str:
         return "" if self.alpha is None else f"alpha={self.alpha}"

@@ -2,7 +2,7 @@
 
 import torch
 
-from ropewalk import kernels, phases, spectra
+from ropewalk import kernels, spectra
 from ropewalk._shapes import Float, Int, Shaped, Tensor
 from ropewalk.encodings.base import Encoding, Placement, table_dtype
 from ropewalk.errors import message, require, require_count, require_type
@@ -79,8 +79,7 @@ class Rotary(Encoding):
     def at(self, positions: Shaped[Tensor, "*batch seq"], dtype: torch.dtype = torch.float32) -> Placement:
         """Cosines and sines of the angles, times the spectrum's magnitude."""
         positions = as_positions(positions)
-        angles = phases.angles(positions, self._steps, table_dtype(dtype))
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = kernels.tables(positions, self._steps, table_dtype(dtype))
         if self.spectrum.magnitude != 1.0:
             cos, sin = cos * self.spectrum.magnitude, sin * self.spectrum.magnitude
         return Placement(positions, cos, sin)
@@ -98,6 +97,17 @@ class Rotary(Encoding):
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         return self.query(k, at)
 
+    def encode_(
+        self,
+        q: Float[Tensor, "batch heads seq head_dim"],
+        k: Float[Tensor, "batch kv_heads seq head_dim"],
+        at: Placement,
+    ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"]]:
+        own = type(self).query is Rotary.query and type(self).key is Rotary.key  # a subclass may do something else
+        if not own or torch.float64 in (q.dtype, k.dtype):
+            return self.query(q, at), self.key(k, at)
+        return rotate_(q, at, self.layout), rotate_(k, at, self.layout)
+
     def moved(
         self,
         k: Float[Tensor, "batch heads seq head_dim"],
@@ -105,24 +115,26 @@ class Rotary(Encoding):
         new: Int[Tensor, "*batch seq"],
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         """One turn by new - old: a table's magnitude is not applied twice."""
-        angles = phases.angles(new - old, self._steps, table_dtype(k.dtype))
-        return rotate(k, Placement(new - old, angles.cos(), angles.sin()), self.layout)
+        tables = kernels.tables(new - old, self._steps, table_dtype(k.dtype))
+        return rotate(k, Placement(new - old, *tables), self.layout)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        """Accepts the tables that older checkpoints carry, if they hold these frequencies."""
-        for name in ("inv_freq", "rope.freqs", "freqs"):
-            old = state_dict.pop(prefix + name, None)
-            if old is not None:
-                same = _holds(old, torch.tensor(self.inv_freq, dtype=torch.float64))
-                require(
-                    same, prefix + name, "the frequencies of this encoding", old, hint="build it with that spectrum"
-                )
+        drop_tables(state_dict, prefix, self.inv_freq)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         width = "" if self.rotary_dim == self.head_dim else f", rotary_dim={self.rotary_dim}"
         source = f"base={self.base:g}" if self.base is not None else repr(self.spectrum)
         return f"{self.head_dim}{width}, {source}, layout={self.layout!r}"
+
+
+def drop_tables(state_dict: dict, prefix: str, inv_freq: tuple[float, ...]) -> None:
+    """Accepts the tables that older checkpoints carry, if they hold these frequencies."""
+    for name in ("inv_freq", "rope.freqs", "freqs"):
+        old = state_dict.pop(prefix + name, None)
+        if old is not None:
+            same = _holds(old, torch.tensor(inv_freq, dtype=torch.float64))
+            require(same, prefix + name, "the frequencies of this encoding", old, hint="build it with that spectrum")
 
 
 def _holds(old: Tensor, inv_freq: Tensor) -> bool:
@@ -135,23 +147,27 @@ def _holds(old: Tensor, inv_freq: Tensor) -> bool:
 
 
 def _tables(x: Tensor, at: Placement, layout: str) -> tuple[Tensor, Tensor]:
-    require(layout in LAYOUTS, "layout", _LAYOUTS, repr(layout))
-    if at.cos is None or at.sin is None:
-        raise TypeError(message("at", "a rotary placement", "one without tables", hint="Rotary(...).at(positions)"))
+    # Plain conditions, and shapes read once: the turn of one token takes little longer than these checks.
     cos, sin = at.cos, at.sin
-    if x.dtype == torch.float64 and cos.dtype != torch.float64:
+    if layout not in LAYOUTS:
+        raise ValueError(message("layout", _LAYOUTS, repr(layout)))
+    if cos is None or sin is None:
+        raise TypeError(message("at", "a rotary placement", "one without tables", hint="Rotary(...).at(positions)"))
+    shape, table, dtype = x.shape, cos.shape, x.dtype
+    if dtype == torch.float64 and cos.dtype != torch.float64:
         hint = "encoding.at(positions, dtype=torch.float64)"
         raise TypeError(message("at", "of float64 for float64 input", str(cos.dtype), hint))
-    if not x.is_floating_point():
-        raise TypeError(message("x", "a floating-point tensor", f"dtype {x.dtype}"))
-    seq_len, width = cos.shape[-2], 2 * cos.shape[-1]
-    require(x.shape[-2] == seq_len, "x", "as long as its positions ({0})", x.shape[-2], seq_len)
-    require(width <= x.shape[-1], "x", "at least {0} channels wide", x.shape[-1], width)
-    if cos.ndim == 3:  # (batch, seq, pairs): one table per row, shared by its heads
-        rows = cos.shape[0]
-        fits = rows == 1 or rows == x.shape[0]
-        require(fits, "positions", "of {0} rows, or of one for all", rows, x.shape[0])
-        for _ in range(x.ndim - 3):
+    if not dtype.is_floating_point:
+        raise TypeError(message("x", "a floating-point tensor", f"dtype {dtype}"))
+    if shape[-2] != table[-2]:
+        raise ValueError(message("x", f"as long as its positions ({table[-2]})", shape[-2]))
+    if shape[-1] < 2 * table[-1]:
+        raise ValueError(message("x", f"at least {2 * table[-1]} channels wide", shape[-1]))
+    if len(table) == 3:  # (batch, seq, pairs): one table per row, shared by its heads
+        rows = table[0]
+        fits = rows == 1 or rows == shape[0]
+        require(fits, "positions", "of {0} rows, or of one for all", rows, shape[0])
+        for _ in range(len(shape) - 3):
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return cos, sin
 
@@ -165,14 +181,16 @@ def rotate(
         at: from `Rotary.at`, of float64 if x is.
         layout: which channels form a pair, "half" or "interleaved".
     """
-    return kernels.turn(x, *_tables(x, at, layout), layout)
+    cos, sin = _tables(x, at, layout)
+    return kernels.turn(x, cos, sin, layout)
 
 
 def rotate_(
     x: Float[Tensor, "*batch seq head_dim"], at: Placement, layout: str = "half"
 ) -> Float[Tensor, "*batch seq head_dim"]:
     """`rotate`, written into `x` itself, with a gradient: for queries and keys fresh out of a projection."""
-    return kernels.turn_(x, *_tables(x, at, layout), layout)
+    cos, sin = _tables(x, at, layout)
+    return kernels.turn_(x, cos, sin, layout)
 
 
 def reposition(

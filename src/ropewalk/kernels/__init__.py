@@ -1,5 +1,6 @@
 """The rotation itself: one formula, and the ways to run it."""
 
-from ropewalk.kernels.eager import turn, turn_
+from ropewalk.kernels.addition import tables
+from ropewalk.kernels.dispatch import Found, available, path, turn, turn_, using
 
-__all__ = ["turn", "turn_"]
+__all__ = ["Found", "available", "path", "tables", "turn", "turn_", "using"]

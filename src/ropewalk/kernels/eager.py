@@ -1,11 +1,11 @@
-"""Rotation in plain PyTorch: the formula, and the same written into memory once, with its gradient.
+"""Rotation in plain PyTorch: the formula, and the same written into memory once.
 
 Half precision is turned in float32 and rounded once, because the tables are float32 and arithmetic promotes.
 """
 
 import torch
 
-from ropewalk._shapes import Float, Tensor
+from ropewalk._shapes import Tensor
 
 SCRATCH = 1 << 17
 """Elements turned at a time: what is computed in between stays in cache, and takes little memory."""
@@ -21,7 +21,8 @@ def _pairs(x: Tensor, width: int, layout: str) -> tuple[Tensor, Tensor]:
 def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """(a, b) becomes (a cos - b sin, b cos + a sin) for each pair (a, b): the specification, and what compilers see."""
     width = 2 * cos.shape[-1]
-    a, b = _pairs(x, width, layout)
+    # In one precision from the start, or autograd would round each term of a gradient before it adds them up.
+    a, b = _pairs(x.to(torch.promote_types(x.dtype, cos.dtype)), width, layout)
     # Each half is cast before they are joined: inductor then writes the result once.
     turned = ((a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype))
     rest = (x[..., width:],) if width < x.shape[-1] else ()
@@ -31,22 +32,31 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     return torch.cat((joined, *rest), dim=-1) if rest else joined
 
 
-def _write(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+def is_complex(out: Tensor, x: Tensor, cos: Tensor, layout: str) -> bool:
+    """Whether neighbours in memory can be read as the complex numbers that they are."""
+    whole = x.dtype in (torch.float32, torch.float64) and x.dtype == cos.dtype and 2 * cos.shape[-1] == x.shape[-1]
+    return layout == "interleaved" and whole and x.is_contiguous() and out.is_contiguous() and not x.is_neg()
+
+
+def write(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> None:
     """The formula into `out`, which may be `x`, a few rows at a time."""
+    if is_complex(out, x, cos, layout):
+        numbers, turned = (torch.view_as_complex(y.unflatten(-1, (-1, 2))) for y in (x, out))
+        torch.mul(numbers, torch.complex(cos, sin), out=turned)
+        return
     rows = x.shape[-2]
     step = max(1, SCRATCH * rows // max(x.numel(), 1))
     if step >= rows:
-        _write_rows(out, x, cos, sin, layout, out is not x)
-        return out
+        _write_rows(out, x, cos, sin, layout)
+        return
     for start in range(0, rows, step):
         part = slice(start, start + step)
         table = part if cos.shape[-2] > 1 else slice(None)
-        tables = cos[..., table, :], sin[..., table, :]
-        _write_rows(out[..., part, :], x[..., part, :], *tables, layout, out is not x)
-    return out
+        there = x[..., part, :]
+        _write_rows(there if out is x else out[..., part, :], there, cos[..., table, :], sin[..., table, :], layout)
 
 
-def _write_rows(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, elsewhere: bool) -> None:
+def _write_rows(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> None:
     width = 2 * cos.shape[-1]
     a, b = _pairs(x, width, layout)
     out_a, out_b = _pairs(out, width, layout)
@@ -54,75 +64,5 @@ def _write_rows(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, e
     new_b = torch.addcmul(b * cos, a, sin)
     out_a.copy_(new_a)
     out_b.copy_(new_b)
-    if elsewhere and width < x.shape[-1]:
+    if out is not x and width < x.shape[-1]:
         out[..., width:] = x[..., width:]
-
-
-def _turned_back(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    """The gradient of a turn: the opposite turn of what comes in, and none for tables and layout."""
-    cos, sin = ctx.saved_tensors
-    return turn(grad, cos, -sin, ctx.layout), None, None, None
-
-
-class _Turn(torch.autograd.Function):
-    """Turned into a new tensor; being linear, its own derivative, and its transpose turns back."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x, cos, sin, layout):
-        return _write(torch.empty_like(x), x, cos, sin, layout)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, cos, sin, ctx.layout = inputs
-        ctx.save_for_backward(cos, sin)
-        ctx.save_for_forward(cos, sin)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return _turned_back(ctx, grads[0])
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        cos, sin = ctx.saved_tensors
-        return turn(tangents[0], cos, sin, ctx.layout)
-
-
-class _TurnInPlace(torch.autograd.Function):
-    """Turned where it is; nothing but the tables is saved."""
-
-    @staticmethod
-    def forward(ctx, x, cos, sin, layout):
-        ctx.save_for_backward(cos, sin)
-        ctx.layout = layout
-        ctx.mark_dirty(x)
-        return _write(x, x, cos, sin, layout)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return _turned_back(ctx, grads[0])
-
-
-def turn(
-    x: Float[Tensor, "*lead rows head_dim"],
-    cos: Float[Tensor, "*#lead #rows pairs"],
-    sin: Float[Tensor, "*#lead #rows pairs"],
-    layout: str,
-) -> Float[Tensor, "*lead rows head_dim"]:
-    """Each pair of channels turned by its angle; further channels pass untouched."""
-    if torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad:
-        return formula(x, cos, sin, layout)
-    return _Turn.apply(x, cos, sin, layout)  # pyright: ignore[reportReturnType]
-
-
-def turn_(
-    x: Float[Tensor, "*lead rows head_dim"],
-    cos: Float[Tensor, "*#lead #rows pairs"],
-    sin: Float[Tensor, "*#lead #rows pairs"],
-    layout: str,
-) -> Float[Tensor, "*lead rows head_dim"]:
-    """`turn`, written into `x` itself."""
-    if torch.compiler.is_compiling() or cos.requires_grad or sin.requires_grad:
-        return x.copy_(formula(x, cos, sin, layout))
-    return _TurnInPlace.apply(x, cos, sin, layout)  # pyright: ignore[reportReturnType]
