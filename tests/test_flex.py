@@ -63,7 +63,7 @@ def near(sight, windows):
 
 
 @torch.no_grad()
-def compare(q, k, v, encoding, tolerance=2e-6, windows=None, return_lse=False, **options):
+def assert_equals_reference(q, k, v, encoding, tolerance=2e-6, windows=None, return_lse=False, **options):
     """The reference in float64 on the left; large scores may cost twice what they cost the reference in q's dtype."""
     sight = sight_of(q, k, encoding, **options)
     if windows is None:
@@ -112,28 +112,28 @@ def test_every_encoding_equals_the_reference(dense, name, causal):
 def test_a_bias_of_both_positions_equals_the_reference(dense, learned):
     q, k, v = tokens(40, 60)
     encoding = Sloping(learned)
-    compare(q, k, v, encoding)
-    compare(q.double(), k.double(), v.double(), encoding, 1e-13)
+    assert_equals_reference(q, k, v, encoding)
+    assert_equals_reference(q.double(), k.double(), v.double(), encoding, 1e-13)
     rows = torch.stack((torch.arange(60), torch.arange(60) * 5 + 1000))
-    compare(q, k, v, encoding, q_positions=rows[:, 20:], k_positions=rows)
+    assert_equals_reference(q, k, v, encoding, q_positions=rows[:, 20:], k_positions=rows)
 
 
 def test_a_table_by_distance_equals_the_reference(dense):
     q, k, v = tokens(40, 60)
     for far in (0, 10**12):
         rows = far + torch.stack((torch.arange(60), torch.arange(60) + 9))
-        compare(q, k, v, LearnedByDistance(), q_positions=rows[:, 20:], k_positions=rows)
+        assert_equals_reference(q, k, v, LearnedByDistance(), q_positions=rows[:, 20:], k_positions=rows)
     spread = torch.arange(60) * 10**9  # too far apart for one entry per distance
-    compare(q, k, v, LearnedByDistance(), q_positions=spread[20:], k_positions=spread)
+    assert_equals_reference(q, k, v, LearnedByDistance(), q_positions=spread[20:], k_positions=spread)
     frozen = LearnedByDistance().requires_grad_(False)
-    compare(q, k, v, frozen, q_positions=spread[20:], k_positions=spread)
+    assert_equals_reference(q, k, v, frozen, q_positions=spread[20:], k_positions=spread)
 
 
 def test_far_positions_are_subtracted_before_they_are_rounded(dense):
     q, k, v = tokens(20, 20)
-    near_zero = compare(q, k, v, rw.ALiBi(8))
+    near_zero = assert_equals_reference(q, k, v, rw.ALiBi(8))
     far = 10**15 + torch.arange(20)
-    assert torch.equal(near_zero, compare(q, k, v, rw.ALiBi(8), q_positions=far, k_positions=far))
+    assert torch.equal(near_zero, assert_equals_reference(q, k, v, rw.ALiBi(8), q_positions=far, k_positions=far))
 
 
 def test_left_padding_equals_the_unpadded_run(dense):
@@ -141,47 +141,47 @@ def test_left_padding_equals_the_unpadded_run(dense):
     real = torch.arange(60) >= torch.tensor([0, 37])[:, None]
     places = rw.positions.from_mask(real)
     mask = rw.positions.packed_mask(real)
-    out = compare(q, k, v, rw.ALiBi(8), q_positions=places, k_positions=places, mask=mask)
-    alone = compare(*(x[1:, :, 37:] for x in (q, k, v)), rw.ALiBi(8))
+    out = assert_equals_reference(q, k, v, rw.ALiBi(8), q_positions=places, k_positions=places, mask=mask)
+    alone = assert_equals_reference(*(x[1:, :, 37:] for x in (q, k, v)), rw.ALiBi(8))
     torch.testing.assert_close(alone, out[1:, :, 37:], atol=2e-6, rtol=0)
 
 
 def test_documents_equal_separate_runs(dense):
     q, k, v = tokens(150, 150, dtype=torch.float64)
     documents = torch.where(torch.arange(150) < 60, 4, 1)
-    out = compare(q, k, v, rw.ALiBi(8), 1e-13, documents=documents)
+    out = assert_equals_reference(q, k, v, rw.ALiBi(8), 1e-13, documents=documents)
     for part in (slice(0, 60), slice(60, None)):
-        alone = compare(q[:, :, part], k[:, :, part], v[:, :, part], rw.ALiBi(8), 1e-13)
+        alone = assert_equals_reference(q[:, :, part], k[:, :, part], v[:, :, part], rw.ALiBi(8), 1e-13)
         torch.testing.assert_close(alone, out[:, :, part], atol=1e-13, rtol=0)
     by_row = torch.stack((documents, torch.arange(150) // 40))
-    compare(q[:, :, 100:], k, v, rw.ALiBi(8), 1e-13, documents=by_row)
+    assert_equals_reference(q[:, :, 100:], k, v, rw.ALiBi(8), 1e-13, documents=by_row)
 
 
 def test_a_shard_of_heads_equals_these_heads_of_the_whole(dense):
     q, k, v = tokens(30, 50)
-    whole = compare(q, k, v, rw.ALiBi(8))
-    shard = compare(q[:, 4:], k[:, 1:], v[:, 1:], rw.ALiBi(8), heads=torch.arange(4, 8))
+    whole = assert_equals_reference(q, k, v, rw.ALiBi(8))
+    shard = assert_equals_reference(q[:, 4:], k[:, 1:], v[:, 1:], rw.ALiBi(8), heads=torch.arange(4, 8))
     torch.testing.assert_close(whole[:, 4:], shard, atol=1e-6, rtol=0)
     for encoding in (Sloping(), Sloping(learned=True), LearnedByDistance()):
-        compare(q[:, 4:], k[:, 1:], v[:, 1:], encoding, heads=torch.tensor([7, 1, 6, 2]))
+        assert_equals_reference(q[:, 4:], k[:, 1:], v[:, 1:], encoding, heads=torch.tensor([7, 1, 6, 2]))
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 30, 50), (8, 1, 50), (1, 30, 1), (30, 50), (1, 50), (2, 1, 1, 1), (1, 1)])
 def test_masks_of_every_shape_equal_the_reference(dense, shape):
     q, k, v = tokens(30, 50)
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(4)) > 0.4
-    compare(q, k, v, rw.ALiBi(8), mask=mask, return_lse=True)
-    compare(q, k, v, None, mask=~mask, causal=False, return_lse=True)
+    assert_equals_reference(q, k, v, rw.ALiBi(8), mask=mask, return_lse=True)
+    assert_equals_reference(q, k, v, None, mask=~mask, causal=False, return_lse=True)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_windows_equal_a_mask(dense, causal):
     q, k, v = tokens(260, 300)
-    compare(q, k, v, rw.ALiBi(8), windows=WIDTHS, causal=causal)
+    assert_equals_reference(q, k, v, rw.ALiBi(8), windows=WIDTHS, causal=causal)
     places = {"q_positions": torch.arange(260) * 3, "k_positions": torch.arange(300) * 2}
     mask = torch.rand(260, 300, generator=torch.Generator().manual_seed(4)) > 0.4
-    compare(q, k, v, None, windows=WIDTHS, causal=causal, mask=mask, **places)
-    compare(q[:, :, :0], k, v, None, windows=WIDTHS)
+    assert_equals_reference(q, k, v, None, windows=WIDTHS, causal=causal, mask=mask, **places)
+    assert_equals_reference(q[:, :, :0], k, v, None, windows=WIDTHS)
 
 
 def test_a_query_with_no_key_gives_zero_and_no_logarithm(dense):
@@ -199,10 +199,10 @@ def test_a_query_with_no_key_gives_zero_and_no_logarithm(dense):
 @pytest.mark.parametrize(("q_len", "k_len"), [(0, 5), (5, 0), (0, 0)])
 def test_nothing_to_attend_or_to_ask_gives_zero(q_len, k_len):
     q, k, v = tokens(q_len, k_len)
-    out = compare(q, k, v, rw.ALiBi(8), return_lse=True)
+    out = assert_equals_reference(q, k, v, rw.ALiBi(8), return_lse=True)
     assert (2, 8, q_len, 16) == tuple(out.shape)
     assert 0 == int(out.count_nonzero())
-    empty = compare(*tokens(3, 3, batch=0), rw.ALiBi(8), return_lse=True)
+    empty = assert_equals_reference(*tokens(3, 3, batch=0), rw.ALiBi(8), return_lse=True)
     assert (0, 8, 3, 16) == tuple(empty.shape)
 
 
@@ -213,12 +213,12 @@ def test_one_query_reads_far_keys_alone():
     for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 2e-2)):
         x = [t.to(dtype) for t in (q, k, v)]
         assert not fuses(x[0], False)
-        compare(*x, rw.ALiBi(8, slopes=[0.5] * 8), tolerance, mask=mask, return_lse=True)
+        assert_equals_reference(*x, rw.ALiBi(8, slopes=[0.5] * 8), tolerance, mask=mask, return_lse=True)
 
 
 @pytest.mark.parametrize("value_dim", [5, 16, 40])
 def test_values_may_have_another_width(dense, value_dim):
-    compare(*tokens(30, 50, value_dim=value_dim), rw.ALiBi(8), return_lse=True)
+    assert_equals_reference(*tokens(30, 50, value_dim=value_dim), rw.ALiBi(8), return_lse=True)
 
 
 @pytest.mark.parametrize("make", [lambda: rw.ALiBi(8, learned=True), LearnedByDistance, lambda: Sloping(True)])
@@ -261,10 +261,10 @@ def test_a_gradient_on_a_cpu_is_refused_with_the_backends_that_have_one(which):
 def test_inputs_are_left_alone_and_results_depend_on_arguments_alone(dense):
     q, k, v = tokens(30, 50)
     before = [t.clone() for t in (q, k, v)]
-    first = compare(q, k, v, rw.ALiBi(8))
-    compare(q.double(), k.double(), v.double(), rw.ALiBi(8), 1e-13)
-    compare(q, k, v, rw.ALiBi(8, slopes=[0.0] * 8), causal=False)
-    assert torch.equal(first, compare(q, k, v, rw.ALiBi(8)))
+    first = assert_equals_reference(q, k, v, rw.ALiBi(8))
+    assert_equals_reference(q.double(), k.double(), v.double(), rw.ALiBi(8), 1e-13)
+    assert_equals_reference(q, k, v, rw.ALiBi(8, slopes=[0.0] * 8), causal=False)
+    assert torch.equal(first, assert_equals_reference(q, k, v, rw.ALiBi(8)))
     assert all(torch.equal(a, b) for a, b in zip(before, (q, k, v), strict=True))
 
 
@@ -317,8 +317,8 @@ def test_windows_empty_most_tiles_of_a_long_sequence():
 def test_narrow_heads_are_widened_for_a_gpu_without_a_change(dense):
     q, k, v = tokens(30, 50, head_dim=5)
     wide = [nn.functional.pad(t, (0, NARROWEST - 5)) for t in (q, k, v)]
-    out = compare(*wide, rw.ALiBi(8))
-    torch.testing.assert_close(compare(q, k, v, rw.ALiBi(8)), out[..., :5], atol=1e-6, rtol=0)
+    out = assert_equals_reference(*wide, rw.ALiBi(8))
+    torch.testing.assert_close(assert_equals_reference(q, k, v, rw.ALiBi(8)), out[..., :5], atol=1e-6, rtol=0)
     assert 0 == int(out[..., 5:].count_nonzero())
 
 
@@ -335,12 +335,12 @@ def test_the_fused_kernel_equals_the_reference():
                                      rw.Hybrid(rw.Rotary(40), rw.ALiBi(8)), rw.Rotary(40) + rw.ALiBi(8))):  # fmt: skip
         q, k, v = tokens(200, 261, head_dim=40, value_dim=24, seed=seed)
         assert fuses(q, False)
-        compare(q, k, v, encoding)
-    compare(10 * q, 10 * k, v, encoding)
-    shard = compare(q, k, v, rw.ALiBi(16), heads=torch.arange(8, 16))
-    assert bool((shard - compare(q, k, v, rw.ALiBi(16), heads=torch.arange(8))).abs().max() > 0.01)
+        assert_equals_reference(q, k, v, encoding)
+    assert_equals_reference(10 * q, 10 * k, v, encoding)
+    shard = assert_equals_reference(q, k, v, rw.ALiBi(16), heads=torch.arange(8, 16))
+    assert bool((shard - assert_equals_reference(q, k, v, rw.ALiBi(16), heads=torch.arange(8))).abs().max() > 0.01)
     with torch.inference_mode():
-        compare(q, k, v, rw.ALiBi(8))
+        assert_equals_reference(q, k, v, rw.ALiBi(8))
 
 
 @fused
@@ -350,7 +350,7 @@ def test_the_fused_kernel_keeps_every_rule_at_once():
     mask = torch.rand(2, 1, 200, 261, generator=torch.Generator().manual_seed(6)) > 0.3
     mask[:, :, :130] &= torch.arange(261) < 0  # a row of tiles with nothing in it, and some rows of the next
     places = {"q_positions": torch.arange(200) * 2, "k_positions": torch.arange(261) + documents}
-    out = compare(q, k, v, rw.ALiBi(8), windows=WIDTHS, documents=documents, mask=mask, **places)
+    out = assert_equals_reference(q, k, v, rw.ALiBi(8), windows=WIDTHS, documents=documents, mask=mask, **places)
     assert 0 == int(out[:, :, :130].count_nonzero())
     assert bool(out[:, 7, 131:].any(-1).all())
 
@@ -359,7 +359,7 @@ def test_the_fused_kernel_keeps_every_rule_at_once():
 def test_the_fused_kernel_keeps_half_precision_tokens_first_and_a_strangers_bias():
     own = ENCODINGS["own"]()
     x = normal(1, 127, 12, 16, seed=1).transpose(1, 2).bfloat16()
-    compare(x[:, :8], x[:, 8:10], x[:, 10:], own, 1e-2, causal=False)
+    assert_equals_reference(x[:, :8], x[:, 8:10], x[:, 10:], own, 1e-2, causal=False)
 
 
 @fused
@@ -371,7 +371,7 @@ def test_beyond_the_limit_of_kernels_the_dense_form_answers(monkeypatch):
         module._compiled.cache_clear()
         torch._dynamo.reset()
         for length in (129, 128):
-            compare(*tokens(length, length, kv_heads=8), None, causal=False)
+            assert_equals_reference(*tokens(length, length, kv_heads=8), None, causal=False)
         assert [128] == lengths
     finally:
         module._compiled.cache_clear()

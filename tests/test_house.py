@@ -19,6 +19,7 @@ FLOORS = (
     {"naming", "attention"},
     {"compat", "model"},
     {"check", "bench", "study", "checkpoints", "hf"},
+    {"extension"},
     {"cli"},
     {"__main__", "__init__"},
 )

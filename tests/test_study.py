@@ -169,8 +169,11 @@ def test_folder_that_is_not_empty_or_holds_no_study_is_refused(straight, tmp_pat
 
 
 def test_second_study_in_one_folder_is_refused(straight, tmp_path):
-    second = run.lock(tmp_path)
-    with run.lock(tmp_path), pytest.raises(ValueError, match="out must be a folder in which no other study runs, got"):
+    second = files.lock(tmp_path, "study runs")
+    with (
+        files.lock(tmp_path, "study runs"),
+        pytest.raises(ValueError, match="out must be a folder in which no other study runs, got"),
+    ):
         second.__enter__()
 
 
@@ -352,7 +355,7 @@ def test_orphaned_worker_leaves_with_its_parent(home):
         study.kill()
         # the worker shares this pipe, so it ends only when the worker is gone; the training would take hours
         study.communicate(timeout=60)
-    with run.lock(out):
+    with files.lock(out, "study runs"):
         assert not (out / "cells" / "alibi-seed0" / "model.safetensors").exists()
 
 

@@ -244,22 +244,22 @@ def extend(
     as_json: Annotated[bool, typer.Option("--json", help="No progress; JSON on stdout.")] = False,
 ) -> None:
     """Measure what each way to stretch a model's context does to its loss on a text, and recommend one."""
-    from ropewalk.hf import extend_run
+    from ropewalk.extension import run
 
-    place = None if save is None else extend_run.check_save(save, force)
+    place = None if save is None else run.check_save(save, force)
     asked = {"to": to, "methods": _names(methods), "windows": windows, "sliding": sliding, "train_len": train_length}
     asked |= {"lengths": _integers("--lengths", lengths), "dtype": dtype, "device": device}
-    settings = extend_run.prepare(model, **asked)
+    settings = run.prepare(model, **asked)
     if dry_run:
-        planned = extend_run.estimate(settings, text or ())
-        print(json.dumps(planned) if as_json else extend_run.shown_plan(planned))
+        planned = run.estimate(settings, text or ())
+        print(json.dumps(planned) if as_json else run.shown_plan(planned))
         return
     try:
-        result = extend_run.measure(settings, text or (), out, place, quiet=as_json)
+        result = run.measure(settings, text or (), out, place, quiet=as_json)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
-    print(json.dumps(result) if as_json else extend_run.shown(result))
+    print(json.dumps(result) if as_json else run.shown(result))
     if place is not None and result["saved"] is None:
         print("error: nothing saved, since no method helps", file=sys.stderr)
         raise typer.Exit(1)

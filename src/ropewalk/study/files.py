@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 import shutil
+import sys
+from collections.abc import Iterator
 
 from ropewalk.errors import message
 
@@ -96,3 +98,23 @@ def check_folder(folder: pathlib.Path, needed_bytes: int) -> None:
                 f"{free / 2**20:.0f} MiB at {folder}",
             )
         )
+
+
+@contextlib.contextmanager
+def lock(folder: pathlib.Path, other: str) -> Iterator[None]:
+    """Keep out who else would work in the folder; the system lifts the lock when this process ends, however it ends.
+
+    Args:
+        other: who is kept out, as an error says it: "study runs".
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(message("out", f"a folder in which no other {other}", str(folder))) from error
+        yield

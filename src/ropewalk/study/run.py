@@ -5,7 +5,6 @@ import hashlib
 import importlib.util
 import pathlib
 import platform
-import sys
 import time
 from importlib import metadata
 
@@ -54,7 +53,7 @@ def run(
     require(jobs >= 1, "jobs", "at least 1", jobs)
     check_out(out, resume)
     files.check_folder(out, sum(20 * sizes[encoding] + OTHER_BYTES for encoding, _ in cells))
-    with lock(out):
+    with files.lock(out, "study runs"):
         if not (out / "study.json").exists():
             files.write_json(out / "study.json", describe(settings, corpus, command))
         check_same(out, settings, corpus)
@@ -209,19 +208,3 @@ def machine(device: str) -> str:
         name = models[0] if models else name
     text = f"{name}, {pool.cores()} cores, {platform.system()}"
     return f"{torch.cuda.get_device_name(device)}, {text}" if device.startswith("cuda") else text
-
-
-@contextlib.contextmanager
-def lock(out: pathlib.Path):
-    """Keep a second study out of the folder; the system lifts the lock when this process ends, however it ends."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    with open(out / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(message("out", "a folder in which no other study runs", str(out))) from error
-        yield

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ropewalk.hf.extend_plan import UNCHANGED, WINDOW, Settings, is_unchanged
+from ropewalk.extension.plan import UNCHANGED, WINDOW, Settings, is_unchanged
 from ropewalk.study.statistics import Interval, bootstrap_ratio
 
 MARGIN = 0.01

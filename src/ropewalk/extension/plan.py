@@ -10,9 +10,9 @@ import torch
 
 from ropewalk._shapes import Tensor
 from ropewalk.errors import require, require_count, require_device
+from ropewalk.extension.source import Model, digest
 from ropewalk.hf.config import Reading
 from ropewalk.hf.extend_config import METHODS, Stretch, stretch
-from ropewalk.hf.extend_source import Model, digest
 from ropewalk.study.scoring import slide
 
 UNCHANGED, WINDOW = "unchanged", "window"

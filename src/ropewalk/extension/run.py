@@ -18,10 +18,10 @@ import torch.nn.functional as F
 
 from ropewalk._shapes import Tensor
 from ropewalk.errors import message, require
-from ropewalk.hf import extend_plan, extend_report, extend_source
-from ropewalk.hf.extend_plan import WINDOW, Settings, Text, Unit
-from ropewalk.hf.extend_progress import Progress
-from ropewalk.hf.extend_score import Scorer
+from ropewalk.extension import plan, report, source
+from ropewalk.extension.plan import WINDOW, Settings, Text, Unit
+from ropewalk.extension.progress import Progress
+from ropewalk.extension.score import Scorer
 from ropewalk.hf.extending import extend
 from ropewalk.study import files
 from ropewalk.study.progress import duration
@@ -33,8 +33,8 @@ _CHARACTERS_PER_TOKEN = 8
 
 
 def prepare(model: str, **asked: Any) -> Settings:
-    """Settings with a dtype instead of "auto"; arguments as in `extend_plan.settings_for`."""
-    settings = extend_plan.settings_for(extend_source.opened(model), **asked)
+    """Settings with a dtype instead of "auto"; arguments as in `plan.settings_for`."""
+    settings = plan.settings_for(source.opened(model), **asked)
     skeleton = settings.model.skeleton()
     for method in settings.stretches:  # a model that cannot compute it says so now
         extend(skeleton, to=settings.to, method=method, train_len=settings.train_len)()
@@ -65,10 +65,11 @@ def run(
     started = time.monotonic()
     read = _read(texts)
     folder = folder_of(settings, out)
-    with _lock(folder), _silent():
+    files.check_folder(folder, needed_bytes=2**20)
+    with files.lock(folder, "run is at work"), _silent():
         parts = _tokenised(settings, read, progress)
         lines, left_out = _evaluate(settings, parts, folder / _LINES, progress)
-        result = extend_report.summarise(settings, lines, left_out)
+        result = report.summarise(settings, lines, left_out)
         result |= {"texts": [part.name for part in parts], "out": str(folder)}
         result |= {"seconds": round(time.monotonic() - started, 1), "peak_memory_mib": _peak_memory()}
         files.write_json(folder / _SUMMARY, result)
@@ -94,7 +95,7 @@ def shown(result: Mapping[str, Any]) -> str:
     """`measure`'s result as plain lines."""
     saved = f"\n\nwritten: {result['saved']}" if result["saved"] else ""
     took = f"{duration(result['seconds'])}, at most {result['peak_memory_mib']} MiB of memory"
-    return f"{extend_report.shown(result)}{saved}\n\n{took}; windows and summary in {result['out']}"
+    return f"{report.shown(result)}{saved}\n\n{took}; windows and summary in {result['out']}"
 
 
 def folder_of(settings: Settings, out: str | os.PathLike | None) -> pathlib.Path:
@@ -105,7 +106,7 @@ def folder_of(settings: Settings, out: str | os.PathLike | None) -> pathlib.Path
 def _read(texts: Sequence[str | os.PathLike]) -> dict[str, str]:
     """Each text by its name."""
     found: dict[str, str] = {}
-    for given in texts or [extend_source.default_text()]:
+    for given in texts or [source.default_text()]:
         path = pathlib.Path(given)
         try:
             content = path.read_text(encoding="utf-8")
@@ -120,7 +121,7 @@ def _tokenised(settings: Settings, read: Mapping[str, str], progress: Progress) 
     """The beginning of each text, by the model's own tokenizer."""
     progress.say("reading the tokenizer")
     tokenizer = settings.model.tokenizer()
-    needed = extend_plan.needed_tokens(settings)
+    needed = plan.needed_tokens(settings)
     tokens: dict[str, list[int]] = {}
     for name, content in read.items():
         found: list[int] = []
@@ -132,7 +133,7 @@ def _tokenised(settings: Settings, read: Mapping[str, str], progress: Progress) 
         tokens[name] = found
     marked = tokenizer("", verbose=False)["input_ids"]
     begin = marked[0] if marked and marked[0] == tokenizer.bos_token_id else None
-    return extend_plan.texts_of(settings, tokens, begin)
+    return plan.texts_of(settings, tokens, begin)
 
 
 def _evaluate(
@@ -142,7 +143,7 @@ def _evaluate(
     known = files.read_lines(path)
     files.keep_lines(path, known)  # half a line at its end is forgotten
     done = {line["key"]: line for line in known}
-    wanted = extend_plan.units(settings, texts)
+    wanted = plan.units(settings, texts)
     missing = [unit for unit in wanted if unit.key not in done]
     if len(missing) < len(wanted):
         progress.say(f"{len(wanted) - len(missing)} of {len(wanted)} windows are known from {path.parent}")
@@ -212,11 +213,11 @@ def estimate(settings: Settings, texts: Sequence[str | os.PathLike] = ()) -> dic
     linear, attention = _speeds(settings)
     for row in settings.rows:
         for length in settings.lengths:
-            if extend_plan.is_unchanged(settings, row, length):
+            if plan.is_unchanged(settings, row, length):
                 continue
-            windows = count * len(extend_plan.places(settings, length))
-            squares = extend_plan.attention_work(settings, row, length)
-            lasts = (extend_plan.work(settings, row, length) - squares) / linear + squares / attention
+            windows = count * len(plan.places(settings, length))
+            squares = plan.attention_work(settings, row, length)
+            lasts = (plan.work(settings, row, length) - squares) / linear + squares / attention
             rows.append({"row": row, "length": length, "windows": windows, "seconds": round(windows * lasts, 1)})
             seconds += windows * lasts
     return {
@@ -278,23 +279,6 @@ def write_config(settings: Settings, method: str, path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps(settings.stretches[method].config, indent=2, sort_keys=True) + "\n"
     files.write_bytes(path, content.encode())
-
-
-@contextlib.contextmanager
-def _lock(folder: pathlib.Path) -> Iterator[None]:
-    """Keeps a second run out of the folder; the system lifts the lock however this process ends."""
-    files.check_folder(folder, needed_bytes=2**20)
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(message("out", "a folder in which no other run is at work", str(folder))) from error
-        yield
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""A model evaluated beyond its trained length, unchanged and with each way to stretch it: `ropewalk extend`."""
