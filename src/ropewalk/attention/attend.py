@@ -137,19 +137,17 @@ def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         require_type(x, Tensor, name, "a tensor")
         require(x.ndim == 4, name, "of shape (batch, heads, seq, head_dim)", tuple(x.shape))
-        if not x.is_floating_point():
+        if not x.dtype.is_floating_point:
             raise TypeError(message(name, "a floating-point tensor", f"dtype {x.dtype}"))
     if not q.dtype == k.dtype == v.dtype:
         hint = "a cache keeps the dtype it was filled with"
         raise TypeError(message("q, k and v", "of one dtype", f"{q.dtype}, {k.dtype}, {v.dtype}", hint))
-    require(q.shape[0] == k.shape[0], "k", "of q's batch size ({0})", k.shape[0], q.shape[0])
-    require(q.shape[-1] > 0, "q", "at least 1 channel wide", tuple(q.shape))
-    require(q.shape[-1] == k.shape[-1], "k", "of q's head_dim ({0})", k.shape[-1], q.shape[-1])
-    require(k.shape[:3] == v.shape[:3], "v", "of k's shape {0}", tuple(v.shape[:3]), tuple(k.shape[:3]))
-    require(
-        k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0,
-        "q's heads",
-        "a multiple of k's heads ({0})",
-        q.shape[1],
-        k.shape[1],
-    )
+    # Read once: a decode step on a short cache takes little longer than its checks.
+    queries, keys, values = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    batch, num_heads, _, head_dim = queries
+    require(batch == keys[0], "k", "of q's batch size ({0})", keys[0], batch)
+    require(head_dim > 0, "q", "at least 1 channel wide", queries)
+    require(head_dim == keys[3], "k", "of q's head_dim ({0})", keys[3], head_dim)
+    require(keys[:3] == values[:3], "v", "of k's shape {0}", values[:3], keys[:3])
+    fits = keys[1] > 0 and num_heads % keys[1] == 0
+    require(fits, "q's heads", "a multiple of k's heads ({0})", num_heads, keys[1])

@@ -7,7 +7,7 @@ from torch import nn
 
 from ropewalk._shapes import Float, Int, Shaped, Tensor
 from ropewalk.encodings.base import Encoding, Placement, table_dtype
-from ropewalk.encodings.rotary import Rotary, drop_tables, rotate
+from ropewalk.encodings.rotary import Rotary, drop_tables, placed_for, rotate
 from ropewalk.errors import message, require, require_count, require_type
 from ropewalk.positions import as_positions
 from ropewalk.spectra import Spectrum
@@ -90,9 +90,7 @@ class MultiAxis(Encoding):
     def query(
         self, q: Float[Tensor, "batch heads seq head_dim"], at: Placement
     ) -> Float[Tensor, "batch heads seq head_dim"]:
-        require(q.shape[-1] == self.head_dim, "the last axis", "head_dim ({0})", q.shape[-1], self.head_dim)
-        if q.dtype == torch.float64 and at.cos is not None and at.cos.dtype != torch.float64:
-            at = self.at(at.positions, torch.float64)
+        at = placed_for(self, self.head_dim, q, at)
         turned = rotate(q, at, self.layout)
         if not at.parts:
             return turned

@@ -87,9 +87,7 @@ class Rotary(Encoding):
     def query(
         self, q: Float[Tensor, "batch heads seq head_dim"], at: Placement
     ) -> Float[Tensor, "batch heads seq head_dim"]:
-        require(q.shape[-1] == self.head_dim, "the last axis", "head_dim ({0})", q.shape[-1], self.head_dim)
-        if q.dtype == torch.float64 and at.cos is not None and at.cos.dtype != torch.float64:
-            at = self.at(at.positions, torch.float64)
+        at = placed_for(self, self.head_dim, q, at)
         return rotate(q, at, self.layout)
 
     def key(
@@ -170,6 +168,14 @@ def _tables(x: Tensor, at: Placement, layout: str) -> tuple[Tensor, Tensor]:
         for _ in range(len(shape) - 3):
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return cos, sin
+
+
+def placed_for(encoding: Encoding, head_dim: int, x: Tensor, at: Placement) -> Placement:
+    """`at` in the precision that `x` needs, once x is seen to be as wide as a head."""
+    require(x.shape[-1] == head_dim, "the last axis", "head_dim ({0})", x.shape[-1], head_dim)
+    if x.dtype == torch.float64 and at.cos is not None and at.cos.dtype != torch.float64:
+        return encoding.at(at.positions, torch.float64)
+    return at
 
 
 def rotate(

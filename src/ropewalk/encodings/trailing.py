@@ -5,7 +5,7 @@ import torch
 
 from ropewalk._shapes import Float, Int, Shaped, Tensor
 from ropewalk.encodings.base import Encoding, Placement, table_dtype
-from ropewalk.encodings.rotary import Rotary, drop_tables, rotate
+from ropewalk.encodings.rotary import Rotary, drop_tables, placed_for, rotate
 from ropewalk.errors import require, require_count
 from ropewalk.spectra import Spectrum
 
@@ -67,9 +67,7 @@ class Trailing(Encoding):
     def query(
         self, q: Float[Tensor, "batch heads seq head_dim"], at: Placement
     ) -> Float[Tensor, "batch heads seq head_dim"]:
-        require(q.shape[-1] == self.head_dim, "the last axis", "head_dim ({0})", q.shape[-1], self.head_dim)
-        if q.dtype == torch.float64 and at.cos is not None and at.cos.dtype != torch.float64:
-            at = self.at(at.positions, torch.float64)
+        at = placed_for(self, self.head_dim, q, at)
         still, turning = q.split((self.head_dim - self.rotary_dim, self.rotary_dim), dim=-1)
         if self.deinterleave:
             turning = turning.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
