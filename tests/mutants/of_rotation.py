@@ -266,3 +266,9 @@ class LastPairLeftToTheNextBlock(rw.Rotary):
         turned = super().query(q, at)
         turned[..., -2:] = q[..., -2:]
         return turned
+
+
+@encoding("K04", "padding")
+class TableOfTheFirstRowForAll(rw.Rotary):
+    def query(self, q, at):
+        return super().query(q, at if at.cos.ndim == 2 else at._replace(cos=at.cos[:1], sin=at.sin[:1]))

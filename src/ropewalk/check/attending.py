@@ -150,13 +150,13 @@ def moves(subject: Subject) -> Iterator[Finding]:
 
 
 def padding(subject: Subject) -> Iterator[Finding]:
-    """Padding on either side changes nothing for the real tokens, whatever it holds."""
+    """Padding on either side changes nothing for the real tokens, whatever it holds and whatever other rows do."""
     encoding = subject.make()
     real = subject.tokens(1, 5)
     alone = subject.forward(encoding, real, torch.arange(5))
     junk = subject.tokens(1, 3, seed=5) * 50.0
-    for side in ("left", "right", "both"):
-        before = {"left": 3, "right": 0, "both": 1}[side]
+    rows, masks = [], []
+    for side, before in {"left": 3, "right": 0, "both": 1}.items():
         x = torch.cat((junk[:, :before], real, junk[:, before:]), dim=1)
         mask = torch.zeros(1, 8, dtype=torch.bool)
         mask[:, before : before + 5] = True
@@ -165,6 +165,14 @@ def padding(subject: Subject) -> Iterator[Finding]:
             yield Finding("padding", f"{side} padding", "positions 0 to 4", str(where.tolist()), "pads are counted")
         got = subject.forward(encoding, x, where, mask=mask[:, None, None, :])[:, :, before : before + 5]
         yield from differs("padding", f"{side} padding", alone, got, TOLERANCE, "padding is counted or attended")
+        rows.append((before, x))
+        masks.append(mask)
+    x, mask = torch.cat([x for _, x in rows]), torch.cat(masks)
+    together = subject.forward(encoding, x, subject.parts.from_mask(mask), mask=mask[:, None, None, :])
+    for row, (before, _) in enumerate(rows):
+        got = together[row : row + 1, :, before : before + 5]
+        given = f"row {row} of a batch, {before} tokens of padding before it"
+        yield from differs("padding", given, alone, got, TOLERANCE, "positions of one row are used for another")
 
 
 def packing(subject: Subject) -> Iterator[Finding]:
