@@ -67,3 +67,67 @@ def test_packed_documents_need_no_positions_to_be_read_apart():
         module, x = layer(encoding), tokens()
         given = module(x, rw.positions.from_documents(documents), documents=documents)
         assert float((given - module(x, documents=documents)).detach().abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("register", [
+    lambda m: m.register_full_backward_hook(lambda *a: None),
+    lambda m: m.register_full_backward_pre_hook(lambda *a: None),
+    lambda m: torch.nn.modules.module.register_module_full_backward_hook(lambda *a: None),
+])  # fmt: skip
+def test_backward_hooks_work_as_on_any_layer(register):
+    module, x = layer(rw.Rotary(16)), tokens().requires_grad_()
+    expected = torch.autograd.grad(module(x).square().sum(), x)[0]
+    handle = register(module.q_proj)
+    try:
+        got = torch.autograd.grad(module(x).square().sum(), x)[0]
+    finally:
+        handle.remove()
+    assert float((expected - got).abs().max()) <= 1e-5
+
+
+def test_a_replaced_forward_keeps_what_it_returned():
+    module, x, kept = layer(rw.Rotary(16)), tokens(), []
+    plain = module.q_proj.forward
+    module.q_proj.forward = lambda given: kept.append(plain(given)) or kept[-1]
+    module(x)
+    assert torch.equal(plain(x), kept[0])
+
+
+def test_a_placement_alone_says_where_tokens_stand():
+    """Positions that come as a placement count for bias and causality as they do as numbers."""
+    where = torch.tensor([0, 5, 9, 30, 31, 40, 41, 42, 43, 44, 60, 61])
+    module, x = layer(rw.ALiBi(4)), tokens()
+    expected = module(x, where)
+    assert float((expected - module(x, at=module.encoding.at(where))).detach().abs().max()) <= 1e-6
+    assert float((expected - module(x)).detach().abs().max()) > 1e-3
+
+
+@torch.no_grad()
+def test_a_refused_step_can_be_repeated():
+    module, x = layer(rw.ALiBi(4)), tokens()
+    cache = rw.KVCache(module.encoding)
+    whole = module(x)
+    module(x[:, :5], cache=cache)
+    with pytest.raises(ValueError, match="mask must be broadcastable"):
+        module(x[:, 5:6], mask=torch.ones(3, 99, dtype=torch.bool), cache=cache)
+    assert 5 == len(cache)
+    assert float((whole[:, 5:6] - module(x[:, 5:6], cache=cache)).abs().max()) <= 1e-5
+
+
+@torch.no_grad()
+def test_padding_goes_on_from_negative_positions():
+    module, x = layer(rw.Rotary(16) + rw.ALiBi(4)), tokens()[:, :8]
+    where, real = torch.arange(-100, -92), torch.ones(2, 8, dtype=torch.bool)
+    outputs = []
+    for padded in (False, True):
+        cache = rw.KVCache(module.encoding)
+        module(x[:, :7], where[:7], cache=cache)
+        outputs.append(module(x[:, 7:], key_padding_mask=real if padded else None, cache=cache))
+        assert -93 == int(cache.positions.flatten()[-1])
+    assert float((outputs[0] - outputs[1]).abs().max()) <= 1e-6
+
+
+@torch.no_grad()
+def test_a_layer_takes_no_tokens_at_all():
+    for encoding in (rw.ALiBi(4), rw.Rotary(16)):
+        assert (2, 0, 64) == tuple(layer(encoding)(tokens()[:, :0], cache=rw.KVCache(encoding)).shape)

@@ -259,3 +259,60 @@ def test_a_window_is_the_smallest_that_keeps_the_promise():
 def test_default_eps_is_the_rounding_of_the_dtype():
     assert 2**-24 == default_eps(torch.float32)
     assert 2**-8 == default_eps(torch.bfloat16)
+
+
+@pytest.mark.parametrize("length", [2000, 600])
+def test_rounding_of_huge_equal_scores_hides_no_key(length):
+    """Own scores and bounds of 10^9 are equal but for rounding, which must not look like a window."""
+    k = torch.full((1, 1, length, 64), 3e4)
+    v = torch.randn(1, 1, length, 64, generator=torch.Generator().manual_seed(0))
+    expected = rw.attend(k, k, v, rw.ALiBi(1, slopes=[1e-3]), backend="sdpa")
+    for backend in ("auto", "banded"):
+        got = rw.attend(k, k, v, rw.ALiBi(1, slopes=[1e-3]), backend=backend)
+        assert float((expected - got).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_many_gradients_at_once_equal_one_after_the_other(learned):
+    encoding = rw.ALiBi(2, learned=learned)
+    q = torch.randn(1, 2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def attended(x):
+        return rw.attend(x, x, x, encoding, documents=torch.tensor([0, 0, 1, 1, 1]))
+
+    together, single = (
+        torch.autograd.functional.jacobian(attended, q, vectorize=vectorize) for vectorize in (True, False)
+    )
+    assert float((together - single).abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "banded"])
+@pytest.mark.parametrize("make", [lambda: None, lambda: rw.ALiBi(2), lambda: rw.Rotary(4)])
+def test_forward_derivatives_equal_the_reference(make, backend):
+    q, tangent = (torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    results = []
+    for name in ("reference", backend):
+        results.append(torch.func.jvp(lambda x, b=name: rw.attend(x, x, x, make(), backend=b), (q,), (tangent,)))
+    for expected, got in zip(*results, strict=True):
+        assert float((expected - got).abs().max()) <= 1e-5
+
+
+def test_the_smallest_eps_is_a_number_like_any_other():
+    q, k, v = (x.detach() for x in data(300, 300))
+    for causal in (True, False):
+        exact = rw.attend(q, k, v, rw.ALiBi(8), causal=causal, backend="reference")
+        got = rw.attend(q, k, v, rw.ALiBi(8), causal=causal, backend="banded", eps=5e-324)
+        assert float((exact - got).abs().max()) <= 1e-12
+
+
+def test_second_derivatives_count_each_way_once():
+    """Queries, keys and values of one tensor, and keys that follow from queries: no path is taken twice."""
+    x = torch.randn(1, 2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    results = []
+    for backend in ("reference", "banded"):
+        for k in (x, x * 2 + 1):
+            out = rw.attend(x, k, x.sin(), rw.ALiBi(2), backend=backend)
+            (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            results.append((first.detach(), torch.autograd.grad(first.square().sum(), x)[0]))
+    for expected, got in zip(results[:2], results[2:], strict=True):
+        assert_close(expected, got)

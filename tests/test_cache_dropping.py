@@ -119,3 +119,32 @@ def test_the_largest_norm_looks_at_each_key_once_and_never_falls_short():
     assert torch.equal(cache.k.norm(dim=-1).amax((0, 2)), cache.max_key_norm)
     cache.evict(1, 2)
     assert torch.equal(cache.k.norm(dim=-1).amax((0, 2)), cache.max_key_norm)
+
+
+@torch.no_grad()
+def test_a_refused_step_leaves_the_cache_as_it_was():
+    module = layer(rw.ALiBi(8))
+    x = torch.randn(1, 301, 64, generator=torch.Generator().manual_seed(1))
+    cache = rw.KVCache(module.encoding)
+    module(x[:, :300], cache=cache)
+    cache.drop(MAX_SCORE)
+    with pytest.raises(ValueError, match="max_score"):
+        module(x[:, 300:] * 50, cache=cache)
+    assert 300 == len(cache)
+    assert float((module(x)[:, 300:] - module(x[:, 300:], cache=cache)).abs().max()) <= 1e-5
+
+
+def test_a_cache_keeps_what_it_was_given_whatever_becomes_of_it():
+    cache, k = rw.KVCache(), torch.ones(1, 1, 6, 8)
+    places = torch.arange(6)
+    cache.append(k, k, places)
+    k.zero_()
+    places.zero_()
+    assert [1.0, 5.0] == [float(cache.k.min()), float(cache.positions.max())]
+    given = torch.ones(1, 1, 2, 8)
+    fresh = rw.KVCache()
+    fresh.append(given, given)
+    fresh.crop(1)
+    with torch.no_grad():
+        fresh.append(torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8))
+    assert bool((given == 1).all())

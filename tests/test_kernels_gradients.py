@@ -220,3 +220,23 @@ def test_compiled_code_is_what_runs_by_default():
     x, (cos, sin) = data(SHAPE), tables((), 5, PAIRS)
     assert kernels.path(x, cos, sin, "half") == "native"
     assert kernels.path(x, cos, sin, "half", in_place=True) == "native"
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: x,
+    lambda x: (x * 1).chunk(2, -1)[0],
+    lambda x: (x * 1).unbind(0)[0],
+    lambda x: _seen_without_gradients(x * 1),
+])  # fmt: skip
+def test_a_refused_turn_leaves_its_data_as_they_were(make):
+    cos, sin = tables((), 5, 4)
+    x = make(data((2, 5, 16)).requires_grad_())
+    before = x.detach().clone()
+    with pytest.raises(RuntimeError, match=r"x must be no .*\n.*hint: rotate gives a new tensor"):
+        kernels.turn_(x, cos, sin, "half")
+    assert torch.equal(before, x.detach())
+
+
+def _seen_without_gradients(x):
+    with torch.no_grad():
+        return x[:1]

@@ -240,3 +240,14 @@ def test_one_graph_holds_for_short_and_long_runs():
         for graph in (exported, compiled):
             for expected, got in zip(Tables()(positions), graph(positions), strict=True):
                 torch.testing.assert_close(got, expected, rtol=0, atol=5e-7)
+
+
+def test_tables_lie_where_their_positions_do_whatever_the_default_device_is():
+    import ropewalk as rw
+
+    positions = torch.arange(5000)
+    expected = rw.Rotary(8).at(positions)
+    with torch.device("meta"):
+        got = rw.Rotary(8).at(positions)
+    assert torch.equal(expected.cos, got.cos)
+    assert torch.equal(expected.sin, got.sin)

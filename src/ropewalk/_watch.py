@@ -8,6 +8,11 @@ from torch.autograd import forward_ad
 _OWN = (torch.Tensor, torch.nn.Parameter)
 
 
+def has_tangents() -> bool:
+    """Whether forward-mode derivatives are being taken, which torch's fused attention has none of."""
+    return forward_ad._current_level >= 0
+
+
 def watched(*tensors: torch.Tensor) -> bool:
     """Whether a trace, a compiler, a batch of calls, forward-mode derivatives or a subclass wants more than numbers."""
     if (

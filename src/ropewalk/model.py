@@ -124,6 +124,7 @@ class Transformer(nn.Module):
                 documents=documents,
                 cache=cache[layer] if cache is not None else None,
                 at=at,
+                counted=positions is None,
             )
         return self.norm(x)
 

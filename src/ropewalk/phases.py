@@ -86,8 +86,8 @@ def factors(
     """What the tables of a run are made of: cosines and sines of its blocks' first positions, and, side by side,
     those of the positions within a block.  Exact in float64 before they are rounded to `dtype`."""
     block = 1 << (length.bit_length() + 2) // 2
-    coarse = angles(torch.arange(first, first + length, block), step, torch.float64)
-    fine = angles(torch.arange(block), step, torch.float64)
+    coarse = angles(torch.arange(first, first + length, block, device="cpu"), step, torch.float64)
+    fine = angles(torch.arange(block, device="cpu"), step, torch.float64)
     return coarse.cos().to(dtype), coarse.sin().to(dtype), torch.cat((fine.cos(), fine.sin()), dim=-1).to(dtype)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ropewalk._shapes import Tensor
+from ropewalk._watch import watched
 from ropewalk.attention.sight import Sight, score_dtype
 
 QUERY_BLOCK = 256
@@ -177,24 +178,40 @@ class _Banded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        if torch.is_grad_enabled():  # a derivative of the gradient is wanted, which only the dense formula has
+        if torch.is_grad_enabled() or watched(grads[0]):
+            # A derivative of the gradient, or many gradients at once, are wanted: plain operations have them.
             q, k, v, bias = ctx.saved_tensors[:4]
-            wanted = [x for x, needed in zip(ctx.saved_tensors[:4], ctx.needs_input_grad, strict=False) if needed]
-            found = iter(torch.autograd.grad(_dense(q, k, v, bias, ctx.bands, ctx.scale), wanted, grads[0],
-                                             create_graph=True))  # fmt: skip
-            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:4]), None, None
+            return *_dense_gradients(q, k, v, bias, grads[0], ctx.bands, ctx.scale), None, None
         one = _with_bias if ctx.needs_input_grad[3] else _fused
         with torch.autocast(grads[0].device.type, enabled=False):
             return *_gradients(ctx.saved_tensors, grads[0], ctx.bands, ctx.scale, one), None, None
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, bands: Bands, scale: float) -> Tensor:
-    """All queries on all keys in plain operations."""
-    dtype, group = score_dtype(q), q.shape[1] // k.shape[1]
+def _dense_gradients(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, grad: Tensor, bands: Bands, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of all queries on all keys, from nothing but the inputs, so that they have derivatives."""
     whole = Tile(slice(0, bands.q_len), slice(None), slice(None), slice(0, bands.k_len))
-    k, v = (x.to(dtype).repeat_interleave(group, 1) for x in (k, v))
-    score = q.to(dtype) @ k.transpose(-1, -2) * scale + bands.mask(bias, whole).flip(2)
-    return (score.softmax(-1) @ v).to(q.dtype)
+    group = q.shape[1] // k.shape[1]
+    dtype = score_dtype(q)
+    rows, grad = (_grouped(x.to(dtype), group).flip(3) for x in (q, grad))
+    mask = _grouped(bands.mask(bias, whole), group)
+    weights = (rows @ k.to(dtype).unsqueeze(2).transpose(-1, -2) * scale + mask).softmax(-1)
+    dq, dk, dv, d_score = _written_out(rows, k, v, weights, grad, scale)
+    d_bias = _summed_along_diagonals(_ungrouped(d_score).sum(0))
+    d_bias = d_bias if bias.shape[0] > 1 else d_bias.sum(0, keepdim=True)
+    return dq.flip(2).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_bias
+
+
+def _written_out(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, grad: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and of the scores; q, weights and grad are (batch, kv_heads, group, rows, ...)."""
+    k, v = k.to(q.dtype).unsqueeze(2), v.to(q.dtype).unsqueeze(2)
+    d_weights = grad @ v.transpose(-1, -2)
+    d_score = weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True))
+    dk, dv = d_score.transpose(-1, -2) @ q * scale, weights.transpose(-1, -2) @ grad
+    return _ungrouped(d_score @ k * scale), dk.sum(2), dv.sum(2), d_score
 
 
 def _gradients(saved, grad: Tensor, bands: Bands, scale: float, one) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -235,26 +252,33 @@ def _with_bias(row_data, k: Tensor, v: Tensor, mask: Tensor, scale: float, into)
     """The gradients of one tile written out, for that of the bias, which is added to `into`'s tensor."""
     dtype = score_dtype(k)
     group = row_data[0].shape[1] // k.shape[1]
-    q, out, lse, grad = (x.to(dtype).unflatten(1, (-1, group)) for x in row_data)
-    k, v = k.to(dtype).unsqueeze(2), v.to(dtype).unsqueeze(2)
-    score = q @ k.transpose(-1, -2) * scale + mask.unflatten(1, (-1, group))
+    q, _, lse, grad = (_grouped(x.to(dtype), group) for x in row_data)
+    score = q @ k.to(dtype).unsqueeze(2).transpose(-1, -2) * scale + _grouped(mask, group)
     weights = torch.where(score == -torch.inf, 0.0, (score - lse.unsqueeze(-1)).exp())
-    d_score = weights * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
+    dq, dk, dv, d_score = _written_out(q, k, v, weights, grad, scale)
     d_bias, bands, tile = into
-    d_heads = _summed_along_diagonals(d_score.flatten(1, 2).sum(0))
+    d_heads = _summed_along_diagonals(_ungrouped(d_score).sum(0))
     offset = bands.q_len - tile.rows.stop + tile.columns.start
     span = slice(offset, offset + d_heads.shape[-1])
     if d_bias.shape[0] == 1:
         d_bias[0, span] += d_heads.sum(0)
     else:
         d_bias[tile.heads, span] += d_heads
-    dq = (d_score @ k * scale).flatten(1, 2)
-    dk, dv = d_score.transpose(-1, -2) @ q * scale, weights.transpose(-1, -2) @ grad
-    return dq.to(row_data[0].dtype), dk.sum(2), dv.sum(2)
+    return dq.to(row_data[0].dtype), dk, dv
+
+
+def _grouped(x: Tensor, group: int) -> Tensor:
+    """(batch, heads, ...) as (batch, kv_heads, group, ...); by reshape, which also batched gradients know."""
+    return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:])
+
+
+def _ungrouped(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 def _summed_along_diagonals(x: Tensor) -> Tensor:
     """(heads, rows, columns) to (heads, rows + columns - 1): the sum of all entries with the same i + j."""
-    _, rows, columns = x.shape
-    sheared = torch.nn.functional.pad(x, (0, rows)).flatten(1)[:, : rows * (rows + columns - 1)]
-    return sheared.unflatten(1, (rows, rows + columns - 1)).sum(1)
+    heads, rows, columns = x.shape
+    width = rows + columns - 1
+    sheared = torch.nn.functional.pad(x, (0, rows)).reshape(heads, -1)[:, : rows * width]
+    return sheared.reshape(heads, rows, width).sum(1)

@@ -1,6 +1,8 @@
 """Keys and values of the tokens so far, with their positions."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,6 +100,7 @@ class KVCache:
         """
         if self._norm is None or self._normed < self._length:
             fresh = self.k[:, :, self._normed :].detach()
+            fresh = fresh if fresh.numel() else fresh.new_zeros(1, fresh.shape[1], 1, 1)
             norm = torch.linalg.vector_norm(fresh, dim=-1, dtype=score_dtype(fresh)).amax((0, 2))
             self._norm = norm if self._norm is None else torch.maximum(self._norm, norm)
             self._normed = self._length
@@ -166,7 +169,8 @@ class KVCache:
     def _extended(self, buffer: Tensor | None, new: Tensor, stop: int, axis: int) -> Tensor:
         used = 0 if buffer is None else self._length
         if torch.is_grad_enabled():
-            return new if used == 0 or buffer is None else torch.cat((buffer.narrow(axis, 0, used), new), dim=axis)
+            held = [] if used == 0 or buffer is None else [buffer.narrow(axis, 0, used)]
+            return torch.cat((*held, new), dim=axis)  # a tensor of its own, also of one: the caller's may change
         frozen = (
             buffer is None or buffer.requires_grad or (buffer.is_inference() and not torch.is_inference_mode_enabled())
         )
@@ -189,6 +193,18 @@ class KVCache:
         self._normed = min(self._normed, length)
         if length == 0:
             self.clear()
+
+    @contextlib.contextmanager
+    def undone_by_errors(self) -> Iterator[None]:
+        """Tokens appended within are forgotten again if an error ends it, so that the step can be repeated."""
+        held, counts_up = self._length, self.counts_up
+        try:
+            yield
+        except Exception:
+            if self._length > held:
+                self.crop(held)
+                self.counts_up = counts_up
+            raise
 
     def evict(self, sinks: int, window: int) -> None:
         """Keep the first `sinks` and the last `window` tokens, and close the gap between their positions

@@ -70,10 +70,39 @@ class HeadCaches:
             self.max_score = min(self.max_score, given)
         return list(self.dropped)
 
+    def extended_and_attended(
+        self,
+        cache: KVCache,
+        q: Float[Tensor, "batch heads seq head_dim"],
+        k: Float[Tensor, "batch kv_heads seq head_dim"],
+        v: Float[Tensor, "batch kv_heads seq value_dim"],
+        causal: bool = True,
+    ) -> Float[Tensor, "batch heads seq value_dim"]:
+        """Append to `cache`, which these heads are of, and attend; refused before anything has changed.
+
+        Raises:
+            ValueError: a query or a key is longer than was promised to `drop`.
+        """
+        self._check(q, torch.linalg.vector_norm(k.detach().float(), dim=-1).amax((0, 2)) if k.numel() else None)
+        cache.append(k, v)
+        return self.attend(q, causal)
+
     def _max_key_norm(self, head: int) -> Tensor:
         """The largest norm of a key that this head holds or has held, (1,)."""
         self._norms[head] = torch.maximum(self._norms[head], self.caches[head].max_key_norm)
         return self._norms[head]
+
+    def _check(self, q: Tensor, new: Tensor | None = None) -> None:
+        """ValueError unless all scores of `q`, also with further keys of norms `new`, keep to what was promised."""
+        if q.numel() == 0:
+            return
+        longest = torch.linalg.vector_norm(q.detach().float(), dim=-1).amax((0, 2)).unflatten(0, (len(self.caches), -1))
+        norms = torch.cat([self._max_key_norm(head) for head in range(len(self.caches))]).float()
+        norms = norms if new is None else torch.maximum(norms, new)
+        most = float((longest.amax(-1) * norms).amax()) / math.sqrt(q.shape[-1])
+        hint = "drop keys with a larger max_score, or not at all"
+        condition = "at most the max_score ({0}) that keys were dropped for"
+        require(most <= self.max_score, "|q| |k| / sqrt(head_dim)", condition, most, self.max_score, hint=hint)
 
     def attend(
         self, q: Float[Tensor, "batch heads q_len head_dim"], causal: bool = True
@@ -83,18 +112,14 @@ class HeadCaches:
         Raises:
             ValueError: a query or a key is longer than was promised to `drop`.
         """
+        self._check(q)
         group = q.shape[1] // len(self.caches)
         outs = []
         for head, cache in enumerate(self.caches):
             own = slice(head * group, (head + 1) * group)
-            rows, norm = q[:, own], self._max_key_norm(head)
-            most = float(torch.linalg.vector_norm(rows.detach().float(), dim=-1).amax() * norm) / math.sqrt(q.shape[-1])
-            hint = "drop keys with a larger max_score, or not at all"
-            require(most <= self.max_score, "|q| |k| / sqrt(head_dim)", "at most the max_score ({0}) that keys were"
-                    " dropped for", most, self.max_score, hint=hint)  # fmt: skip
             out = attend(
-                rows, cache.k, cache.v, self.encoding, causal=causal, encoded=True, max_key_norm=norm,
-                heads=torch.arange(own.start, own.stop, device=q.device),
+                q[:, own], cache.k, cache.v, self.encoding, causal=causal, encoded=True,
+                heads=torch.arange(own.start, own.stop, device=q.device), max_key_norm=self._max_key_norm(head),
             )  # fmt: skip
             assert isinstance(out, Tensor)
             outs.append(out)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _global_forward_hooks
+from torch.nn.modules import module as hooks
 
 from ropewalk import positions as places
 from ropewalk._shapes import Bool, Float, Shaped, Tensor
@@ -14,6 +14,9 @@ from ropewalk.attention.cache import KVCache
 from ropewalk.attention.sight import check_mask_dtype
 from ropewalk.encodings import Encoding, Placement
 from ropewalk.errors import require, require_count, require_type
+
+_HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = (hooks._global_forward_hooks, hooks._global_backward_hooks, hooks._global_backward_pre_hooks)
 
 
 class Attention(nn.Module):
@@ -73,6 +76,7 @@ class Attention(nn.Module):
         *,
         documents: Shaped[Tensor, "*#batch k_len"] | None = None,
         at: Placement | None = None,
+        counted: bool | None = None,
     ) -> Float[Tensor, "batch seq model_dim"]:
         """Self-attention of `x` over itself and what `cache` holds.
 
@@ -85,10 +89,13 @@ class Attention(nn.Module):
             cache: extended by these tokens.
             documents: ids of the keys' documents, the cache's included; positions start again in each.
             at: `encoding.at(positions)`, where a model made it once for all layers.
+            counted: these are the default positions, also if `at` or `positions` says them; by default where neither
+                is given.  Attention then goes by index, which is faster.
         """
         past = len(cache) if cache is not None else 0
         seq_len = x.shape[1]
         encoding = self.encoding if cache is None else cache.agree(self.encoding)
+        counted = (positions is None and at is None) if counted is None else counted
         own = positions if at is None else at.positions
         if own is None:
             own = default_positions(seq_len, cache, key_padding_mask, documents, x.device)
@@ -96,27 +103,46 @@ class Attention(nn.Module):
             at = encoding.at(own, x.dtype)
         own = at.positions
         q, k, v = self._projected(x, encoding, at)
+        if key_padding_mask is not None:
+            counted = False
+            mask = _with_padding(mask, key_padding_mask, past + seq_len)
+        out = self._attended(q, k, v, encoding, own, counted, mask, documents, cache)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    def _attended(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        encoding: Encoding,
+        own: Tensor,
+        counted: bool,
+        mask: Tensor | None,
+        documents: Tensor | None,
+        cache: KVCache | None,
+    ) -> Tensor:
+        """Attention over the cache and the new tokens, which are appended to it unless that is refused."""
         # Tokens that simply count up need no comparison of positions: attention knows a faster way.  Inside a
         # document distances are differences of indices, whatever positions restart from.
-        counted = positions is None and key_padding_mask is None
-        by_index = counted and (documents is None or not self.encoding.has_bias or self.encoding.distance_only)
+        if cache is None:
+            by_index = counted and (documents is None or not encoding.has_bias or encoding.distance_only)
+            places = {} if by_index else {"q_positions": own, "k_positions": own}
+            out = attend(q, k, v, encoding, causal=self.causal, mask=mask, documents=documents, encoded=True, **places)
+            assert isinstance(out, Tensor)
+            return out
         counted = counted and documents is None
-        k_positions, max_key_norm = own, None
-        if cache is not None:
+        if cache.heads is not None:
+            plain = counted and mask is None
+            require(plain, "mask, documents and positions", "None after keys were dropped", "one of them")
+            return cache.heads.extended_and_attended(cache, q, k, v, self.causal)
+        with cache.undone_by_errors():
             k, v = cache.append(k, v, None if counted else own)
-            if cache.heads is not None:
-                require(counted and mask is None, "mask and documents", "None after keys were dropped", "one of them")
-                return self._joined(cache.heads.attend(q, self.causal))
-            k_positions, by_index = cache.positions, counted and cache.counts_up
-            max_key_norm = self._max_key_norm(cache) if by_index else None
-        places: dict[str, Any] = {} if by_index else {"q_positions": own, "k_positions": k_positions}
-        mask = _with_padding(mask, key_padding_mask, past + seq_len)
-        out = attend(
-            q, k, v, encoding, causal=self.causal, mask=mask, documents=documents, encoded=True,
-            max_key_norm=max_key_norm, **places,
-        )  # fmt: skip
+            places: dict[str, Any] = {"q_positions": own, "k_positions": cache.positions}
+            if counted and cache.counts_up:
+                places = {"max_key_norm": self._max_key_norm(cache)}
+            out = attend(q, k, v, encoding, causal=self.causal, mask=mask, documents=documents, encoded=True, **places)
         assert isinstance(out, Tensor)
-        return self._joined(out)
+        return out
 
     def _projected(self, x: Tensor, encoding: Encoding, at: Placement) -> tuple[Tensor, Tensor, Tensor]:
         """Encoded queries, encoded keys and values."""
@@ -126,9 +152,6 @@ class Attention(nn.Module):
             return *encoding.encode_(q, k, at), v
         return encoding.query(q, at), encoding.key(k, at), v
 
-    def _joined(self, out: Tensor) -> Tensor:
-        return self.out_proj(out.transpose(1, 2).flatten(2))
-
     def _max_key_norm(self, cache: KVCache) -> Tensor | None:
         """What tells a decode step how far it has to look, where looking less far saves anything."""
         saves = self.encoding.has_bias and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -137,8 +160,8 @@ class Attention(nn.Module):
     def _owns(self, x: Tensor) -> bool:
         """Whether nobody but this layer reads what its projections give, so that it may be written into."""
         maps = (self.q_proj, self.k_proj)
-        hooked = any(m._forward_hooks for m in maps) or bool(_global_forward_hooks)
-        return all(type(m) is nn.Linear for m in maps) and not hooked and not watched(x)
+        hooked = any(_GLOBAL_HOOKS) or any(getattr(m, name) for m in maps for name in _HOOKS)
+        return all(type(m) is nn.Linear and "forward" not in vars(m) for m in maps) and not hooked and not watched(x)
 
 
 def _check_made_for(encoding: Encoding, **sizes: int) -> None:
@@ -171,7 +194,9 @@ def default_positions(
         return places.from_mask(real)
     # A cache may have been moved or begun anywhere, so counting goes on from what it holds.
     last = torch.where(real[:, :past].any(-1, keepdim=True), cache.positions[..., -1:], -1)
-    return (last + real[:, past:].long().cumsum(-1)).clamp(min=0)
+    counted = last + real[:, past:].long().cumsum(-1)
+    begun = real.cumsum(-1)[:, past:] > 0
+    return torch.where(begun, counted, 0)
 
 
 def _real(key_padding_mask: Tensor, k_len: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk._shapes import Tensor
-from ropewalk._watch import watched
+from ropewalk._watch import has_tangents, watched
 from ropewalk.attention.banded import QUERY_BLOCK, Bands, banded, everything
 from ropewalk.attention.decode import decode
 from ropewalk.attention.reference import block
@@ -42,6 +42,8 @@ def sdpa(
         skip: leave out keys that a falling bias makes lighter than `eps`; None where that is faster.
         eps, max_key_norm: as in `windows`; by default what the dtype rounds to, and what the keys say.
     """
+    if has_tangents():
+        return block(q, k, v, sight, scale, score_dtype(q), slice(None), slice(None))
     if q.numel() == 0 or k.numel() == 0 or not by_distance(sight):
         return _in_blocks(q, k, v, sight, scale, return_lse)
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or sight.learned)

@@ -19,7 +19,7 @@ from ropewalk._shapes import Float, Int, Tensor
 from ropewalk.attention.sight import Sight, score_dtype
 
 SLACK = 1e-3
-"""Added to the bound, score units: what rounding of norms and scores in float32 can hide."""
+"""Added to the bound, score units, beside what rounding of long dot products can hide."""
 
 
 def default_eps(dtype: torch.dtype) -> float:
@@ -45,7 +45,7 @@ def windows(
     """
     assert sight.encoding is not None
     num_heads, k_len = q.shape[1], k.shape[2]
-    limit = math.log(eps if sight.causal else eps / 2) - SLACK - _excess(q, k, scale, max_key_norm)
+    limit = math.log(eps) - (0 if sight.causal else math.log(2)) - _excess(q, k, scale, max_key_norm)
     slope = sight.encoding.falloff(sight.heads)
     if slope is not None:
         before = after = reach_of_slope(slope.double(), limit, k_len)
@@ -67,7 +67,9 @@ def _excess(q: Tensor, k: Tensor, scale: float, max_key_norm: Tensor | None) -> 
     most = torch.linalg.vector_norm(q, dim=-1, dtype=dtype) * norm.repeat_interleave(group)[:, None]
     own = k[:, :, k.shape[2] - q_len :].unsqueeze(2)
     score = torch.linalg.vecdot(q.unflatten(1, (-1, group)).to(dtype), own.to(dtype)).flatten(1, 2)
-    return (abs(scale) * most - scale * score).amax((0, 2)).double()
+    most = abs(scale) * most
+    rounding = 4 * q.shape[-1] * torch.finfo(dtype).eps * most
+    return (most - scale * score + rounding).clamp(min=0).amax((0, 2)).double() + SLACK
 
 
 def reach_of_slope(slope: Tensor, limit: Tensor, k_len: int) -> Tensor:

@@ -27,7 +27,7 @@ def _run(
 ) -> tuple[Float[Tensor, "seq pairs"], Float[Tensor, "seq pairs"]]:
     cos_a, sin_a, fine = phases.factors(first, length, step, dtype)
     whole = len(cos_a) * len(fine)  # the last block's end is cut off
-    cos, sin = (torch.empty(whole, len(step), dtype=dtype)[:length] for _ in range(2))
+    cos, sin = (torch.empty(whole, len(step), dtype=dtype, device=cos_a.device)[:length] for _ in range(2))
     if not (dispatch.may_be_fast() and native.fill(cos, sin, fine, cos_a, sin_a)):
         phases.combine(cos, sin, cos_a, sin_a, fine)
     return cos, sin

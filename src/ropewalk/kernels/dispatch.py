@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import torch
 from torch._C import _get_tracing_state, _increment_version, _len_torch_dispatch_stack
+from torch._C._autograd import CreationMeta, _get_creation_meta
 from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from ropewalk._shapes import Float, Tensor
-from ropewalk.errors import require
+from ropewalk.errors import message, require
 from ropewalk.kernels import eager, native
 from ropewalk.kernels.eager import formula
 
@@ -186,6 +187,17 @@ class _TurnInPlace(torch.autograd.Function):
         return _turned(grads[0], cos, sin, ctx.layout, back=True), None, None, None
 
 
+def _check_writable(x: Tensor) -> None:
+    """RuntimeError, as of torch's own writes, where autograd could not follow a write into `x`."""
+    if x.is_leaf:
+        condition = "no leaf Variable that requires a gradient, to be written into"
+    elif x._is_view() and _get_creation_meta(x) != CreationMeta.DEFAULT:
+        condition = "no part of a chunk, split or unbind, nor a view made without gradients, to be written into"
+    else:
+        return
+    raise RuntimeError(message("x", condition, tuple(x.shape), "rotate gives a new tensor"))
+
+
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, back: bool) -> Tensor:
     """`turn`, or the opposite turn."""
     if _watched(x, cos, sin):
@@ -218,6 +230,7 @@ def turn_(
     if is_frozen and not torch.is_inference_mode_enabled():
         return x.copy_(formula(x, cos, sin, layout))  # for torch to say that it may not be written to here
     if x.requires_grad and torch.is_grad_enabled():
+        _check_writable(x)  # torch looks only after the kernel has written
         return _TurnInPlace.apply(x, cos, sin, layout)  # pyright: ignore[reportReturnType]
     if x.is_cpu and _allowed.get() == "auto" and native.write(x, x, cos, sin, layout, False):  # as `write`, but sooner
         if not is_frozen:

@@ -63,7 +63,7 @@ def fill(cos: Tensor, sin: Tensor, fine: Tensor, cos_a: Tensor, sin_a: Tensor) -
         cos_a: (number of a, pairs), like `sin_a`.
     """
     code, (blocks, pairs), block = CODES.get(cos.dtype), cos_a.shape, len(fine)
-    if code is None:
+    if code is None or not (cos.is_cpu and fine.is_cpu):
         return False
     assert _turn is not None
     table = (blocks, 1, pairs), (pairs, pairs, 1)
