@@ -246,8 +246,10 @@ class _Alibi:
         if cache is not None:
             past = int(cache.get_seq_length(module.layer_idx))
             k, v = cache.update(k, v, module.layer_idx)
-        at, mask = torch.arange(k.shape[-2], device=q.device), None
-        q_at = at[past : past + q.shape[-2]]
+        at = q_at = mask = None
+        if padding.ndim == 2 or past + q.shape[-2] != k.shape[-2]:  # else they count up, which attend knows to use
+            at = torch.arange(k.shape[-2], device=q.device)
+            q_at = at[past : past + q.shape[-2]]
         if padding.ndim == 2:
             mask = nn.functional.pad(padding, (0, k.shape[-2] - padding.shape[-1]))[:, None, None, :]
             if self.counts_tokens:
