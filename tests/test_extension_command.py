@@ -138,3 +138,12 @@ def test_model_without_a_tokenizer_is_refused(command, tmp_path, folder):
     code, _, err = command(folder, "--to", 64, "--text", "text", "--dtype", "float32")
     assert 2 == code
     assert "MODEL must be with its tokenizer beside the weights" in err
+
+
+def test_weights_of_another_config_are_told_in_one_line_and_leave_no_folder(command, folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] + 32}))
+    code, _, err = command(folder, "--to", 64, "--text", "text", "--dtype", "float32", "--out", tmp_path / "new")
+    assert 2 == code
+    assert "error: MODEL must be a folder whose weights fit its config.json" in err
+    assert not (tmp_path / "new").exists()

@@ -276,6 +276,15 @@ REFUSED = [
     ("no count of layers", {"model_type": "smollm3", "num_hidden_layers": None}, r"num_hidden_layers must be given"),
     ("mpt that turns", {"model_type": "mpt", "attn_config": {"rope": True}}, r"attn_config.rope must be false"),
     ("mpt without alibi", {"model_type": "mpt", "attn_config": {"alibi": False}}, r"attn_config.alibi must be true"),
+    ("key heads that divide no head", {"num_key_value_heads": 3}, r"num_key_value_heads must be a divisor of num_att"),
+    ("width that heads do not share", {"hidden_size": 65, "head_dim": None}, r"hidden_size must be a multiple of num_"),
+    ("base that never slows", {"rope_theta": 1}, r"rope_theta must be above 1, got 1"),
+    ("base beyond numbers", {"rope_theta": 10**400}, r"rope_theta must be finite"),
+    ("layers beyond counts", {"num_hidden_layers": 10**9}, r"num_hidden_layers must be an integer of at most 16777216"),
+    ("layer of no known type", {"layer_types": ["full_attention", "foo"]}, r"layer_types must be among .*, got 'foo'"),
+    ("type that is no name", {"rope_parameters": {"rope_type": ["yarn"]}}, r"rope_parameters.rope_type must be one of"),
+    ("truncate of text", {"rope_parameters": {**YARN, "truncate": "x"}}, r"rope_parameters.truncate must be"),
+    ("mpt with flat slopes", {"model_type": "mpt", "attn_config": {"alibi_bias_max": 0}}, r"alibi_bias_max must be "),
     ("no sizes", {"hidden_size": None}, r"hidden_size must be given, got None"),
 ]  # fmt: skip
 

@@ -310,3 +310,47 @@ def test_what_is_no_model_is_refused():
 
 def test_method_list_is_what_options_know():
     assert ("linear", "ntk", "dynamic", "yarn", "llama3", "longrope") == extend_config.METHODS
+
+
+def test_extensions_are_undone_in_their_order():
+    model = tiny_models.build("llama")
+    before = logits(model)
+    first = hf.extend(model, to=128, method="yarn")
+    second = hf.extend(model, to=256, method="linear")
+    with pytest.raises(ValueError, match=r"extension must be the last one made of .*\n.*undo Extension\('linear"):
+        first()
+    second()
+    first()
+    assert torch.equal(before, logits(model))
+    assert "longer" != getattr(model.config, "rope_type", None)
+
+
+def phi3():
+    short, long = [1.0] * 4, [2.0] * 4
+    block = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long,
+             "original_max_position_embeddings": 32, "partial_rotary_factor": 1.0}  # fmt: skip
+    lengths = {"original_max_position_embeddings": 32, "partial_rotary_factor": 1.0}
+    return tiny_models.build("phi3", rope_parameters=block, **lengths)
+
+
+def test_a_share_of_one_stays_where_it_was_said(tmp_path):
+    """Phi-3's own check of its config asks for the key."""
+    model = phi3()
+    hf.extend(model, to=128, method="ntk")
+    assert torch.equal(logits(model), logits(reloaded(model, tmp_path)))
+
+
+@pytest.mark.parametrize("method", ["linear", "dynamic", "llama3", "yarn"])
+def test_a_method_that_a_family_cannot_hold_is_refused_before_anything_changes(method):
+    model = phi3()
+    before = logits(model)
+    with pytest.raises(ValueError, match=r"method must be one that"):
+        hf.extend(model, to=128, method=method)
+    assert torch.equal(before, logits(model))
+
+
+@pytest.mark.errors
+@pytest.mark.parametrize("options", [{"truncate": "x"}, {"magnitude": "x"}])
+def test_options_are_checked_by_name(options):
+    with pytest.raises(TypeError, match=f"{next(iter(options))} must be"):
+        hf.extended_config(tiny_models.build("llama").config.to_dict(), to=128, method="yarn", **options)

@@ -189,6 +189,22 @@ def test_what_cannot_be_patched_is_named():
             bloom.train()(TOKENS)
 
 
+@pytest.mark.parametrize(("name", "changes", "text"), [
+    ("falcon", {"alibi": True}, "FalconForCausalLM with ALiBi"),
+    ("deepseek_v3", {"rope_interleave": True}, "with apply_rotary_pos_emb_interleave"),
+])  # fmt: skip
+def test_a_patch_that_would_change_nothing_is_refused(name, changes, text):
+    with pytest.raises(ValueError, match=f"model must be rotary .*, got .*{text}"):
+        patch(tiny_models.build(name, **changes))
+
+
+@pytest.mark.errors
+@pytest.mark.parametrize("wrong", [None, {}, "model"])
+def test_what_is_no_model_is_refused(wrong):
+    with pytest.raises(TypeError, match="model must be a model of transformers, got"):
+        patch(wrong)
+
+
 def build_gpt2():
     config = transformers.AutoConfig.for_model("gpt2", n_embd=32, n_head=2, n_layer=1, vocab_size=50)
     return transformers.AutoModelForCausalLM.from_config(config)

@@ -122,7 +122,8 @@ def _check_out(checkpoint: Checkpoint, out: pathlib.Path, force: bool) -> None:
     require(bool(out.name), "OUT", "a name", str(out))
     require(out.parent.is_dir(), "OUT", "in an existing folder", str(out))
     place, came_from = out.resolve(), checkpoint.path.resolve()
-    require(place != came_from and place not in came_from.parents, "OUT", "another place than IN", str(out))
+    apart = place != came_from and place not in came_from.parents and came_from not in place.parents
+    require(apart, "OUT", "another place than IN, neither around it nor inside it", str(out))
     if not checkpoint.is_folder:
         require(out.suffix == ".safetensors" and not out.is_dir(), "OUT", "a .safetensors file, as IN is", str(out))
     _restore(out)

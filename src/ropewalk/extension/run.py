@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import statistics
 import sys
 import time
@@ -65,8 +66,7 @@ def run(
     started = time.monotonic()
     read = _read(texts)
     folder = folder_of(settings, out)
-    files.check_folder(folder, needed_bytes=2**20)
-    with files.lock(folder, "run is at work"), _silent():
+    with _kept_if_used(folder), files.lock(folder, "run is at work"), _silent():
         parts = _tokenised(settings, read, progress)
         lines, left_out = _evaluate(settings, parts, folder / _LINES, progress)
         result = report.summarise(settings, lines, left_out)
@@ -279,6 +279,19 @@ def write_config(settings: Settings, method: str, path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps(settings.stretches[method].config, indent=2, sort_keys=True) + "\n"
     files.write_bytes(path, content.encode())
+
+
+@contextlib.contextmanager
+def _kept_if_used(folder: pathlib.Path) -> Iterator[None]:
+    """A folder that can be written; one made for a run that is refused goes with it."""
+    is_new = not folder.exists()
+    files.check_folder(folder, needed_bytes=2**20)
+    try:
+        yield
+    except Exception:
+        if is_new and all(path.is_file() and path.stat().st_size == 0 for path in folder.iterdir()):
+            shutil.rmtree(folder)
+        raise
 
 
 @contextlib.contextmanager

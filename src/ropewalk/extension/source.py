@@ -77,7 +77,11 @@ class Model:
             from transformers import AutoModelForCausalLM
 
             options = {"dtype": dtype, "local_files_only": True, "use_safetensors": True}
-            model = AutoModelForCausalLM.from_pretrained(self.path, **options)
+            try:
+                model = AutoModelForCausalLM.from_pretrained(self.path, **options)
+            except RuntimeError as error:  # shapes that the config does not give
+                wrong = str(error).strip().splitlines()[0]
+                raise ValueError(message("MODEL", "a folder whose weights fit its config.json", wrong)) from error
         return model.to(device).eval()
 
 

@@ -179,8 +179,12 @@ def _sizes(source: Source, family: Family, name: str | None) -> Sizes:
             )
             raise ValueError(message(source.path + missing, "given", None))
         head_dim = hidden // num_heads
-        require(head_dim > 0, "hidden_size", f"at least num_attention_heads ({num_heads})", hidden)
+        parts = f"a multiple of num_attention_heads ({num_heads}) where head_dim is not given"
+        require(head_dim > 0 and hidden % num_heads == 0, source.path + "hidden_size", parts, hidden)
     num_kv = source.count("num_key_value_heads", "num_kv_heads", "n_head_kv")
+    if num_kv is not None and num_heads is not None:
+        fits = num_heads % num_kv == 0
+        require(fits, source.path + "num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})", num_kv)
     num_layers = source.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     max_len = source.count("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     if num_layers is None:
@@ -335,7 +339,7 @@ def _alibi(source: Source, name: str | None, sizes: Sizes, rounded: bool) -> Par
         require(asked, "attn_config.alibi", "true (MPT has no other encoding in transformers)", False)
         turned = block is not None and block.flag("rope")
         require(not turned, "attn_config.rope", "false (transformers' MPT does not turn)", turned)
-        most = 8 if block is None else block.number("alibi_bias_max", default=8, at_least=0)
+        most = 8 if block is None else block.number("alibi_bias_max", default=8, at_least=1)
         if most != 8:
             return _part("alibi", num_heads=n, slopes=tuple(m ** (most / 8) for m in ALiBi(n).slopes))
     return _part("alibi", num_heads=n)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 NO_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent")
 SLIDING = "sliding_attention"
+KNOWN = (
+    *("full_attention", SLIDING, "chunked_attention", "window_attention", "hybrid", "hybrid_sliding", "moe"),
+    *("reference_sliding_attention", "attention", *NO_ATTENTION),
+)
 _GLOBAL = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 _LOCAL = ("rope_local_base_freq", "local_rope_theta")
 _SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct")
@@ -66,6 +70,10 @@ def _layer_types(source: Source, family: Family, num_layers: int) -> list[str | 
     pattern = source.get("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
     if given is not None:
         require(len(given) == num_layers, "layer_types", f"one for each of {num_layers} layers", len(given))
+        block = source.get("rope_parameters")
+        labels = tuple(block) if isinstance(block, Mapping) else ()
+        for kind in given:
+            require(kind in (*KNOWN, *labels), "layer_types", f"among {', '.join(KNOWN)}", repr(kind))
         return list(given)
     if family.full_every is None:
         return [None] * num_layers
@@ -165,7 +173,8 @@ def _base(source: Source, block: Source, family: Family, layer_type: str | None,
         inner[source.path + "rope_scaling.rope_theta"] = scaling["rope_theta"]
     default = family.local_base if local else family.base
     base = agreed({**found, **inner}, default)
-    return float(config_rope.number(base, source.path + names[0]))
+    require(config_rope.number(base, source.path + names[0]) > 1, source.path + names[0], "above 1", base)
+    return float(base)
 
 
 def _width(source: Source, block: Source, family: Family, head_dim: int, kind: str) -> int:

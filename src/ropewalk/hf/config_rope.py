@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ropewalk import spectra
-from ropewalk.errors import message, require
+from ropewalk.errors import message, require, shown
 from ropewalk.hf.config_source import Source, agreed, number
 from ropewalk.spectra import Spectrum
 
@@ -20,7 +20,7 @@ _NAMES = {
     "long_factors": "long_factor",
     "magnitude": "attention_factor",
     "base": "rope_theta",
-    "rotary_dim": "the rotary width",
+    "rotary_dim": "width (head_dim, or the share of it that turns)",
 }
 
 
@@ -41,7 +41,11 @@ def rope_type(block: Source | None, model_type: str | None = None) -> str:
     if block is None:
         return "default"
     aliases = {**_ALIASES, "yarn": "longrope"} if model_type == "phi3" else _ALIASES
-    found = {block.path + k: aliases.get(v, v) for k, v in block.given("rope_type", "type").items()}
+    found = {}
+    for key, value in block.given("rope_type", "type").items():
+        if not isinstance(value, str):
+            raise TypeError(message(block.path + key, f"one of {', '.join(_TYPES)}", shown(value)))
+        found[block.path + key] = aliases.get(value, value)
     kind = agreed(found, "default")
     fixed = kind == "dynamic" and (model_type or "").startswith("hunyuan") and block.keys.get("alpha")
     return "ntk_alpha" if fixed else kind

@@ -10,6 +10,7 @@ from typing import Any
 from ropewalk.errors import message, require, shown
 
 ABSENT = object()
+MOST = 2**24
 
 
 class Source:
@@ -41,9 +42,10 @@ class Source:
         return value if value is None else number(value, self.path + names[0], at_least)
 
     def count(self, *names: str, default: int | None = None) -> int | None:
-        """An integer of at least 1."""
+        """An integer of at least 1, and small enough to be a count of layers, heads, channels or tokens."""
         value = self.number(*names, default=default, at_least=1)
-        require(value is None or value == int(value), self.path + names[0], "an integer", value)
+        sound = value is None or (value == int(value) and value <= MOST)
+        require(sound, self.path + names[0], f"an integer of at most {MOST}", value)
         return None if value is None else int(value)
 
     def flag(self, *names: str, default: bool = False) -> bool:
@@ -69,7 +71,8 @@ def number(value: Any, name: str, at_least: float | int = -math.inf) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(message(name, "a number", shown(value)))
     condition = "finite" if at_least == -math.inf else f"finite and at least {at_least:g}"
-    require(math.isfinite(value) and value >= at_least, name, condition, value)
+    finite = abs(value) < 1e300 if isinstance(value, int) else math.isfinite(value)
+    require(finite and value >= at_least, name, condition, value)
     return value
 
 

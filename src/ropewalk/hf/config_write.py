@@ -88,6 +88,8 @@ def _write(text: dict, wanted: list[Encoding], before: tuple[Reading, ...]) -> N
         return
     rotary_dim = text.get("rotary_dim")
     nested = _is_nested(text)
+    was = text.get("rope_parameters")
+    whole = isinstance(was, Mapping) and was.get("partial_rotary_factor") == 1
     for key in _REPLACED:
         text.pop(key, None)
     blocks: dict[str | None, Any] = {}
@@ -104,6 +106,8 @@ def _write(text: dict, wanted: list[Encoding], before: tuple[Reading, ...]) -> N
         text["rope_parameters"] = blocks
     else:
         text["rope_parameters"] = distinct[0]
+        if whole:  # said before, and some families' own checks ask for it
+            text["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
     if rotary_dim is not None and len(distinct) == 1 and text.get("model_type") in ("gptj", "codegen"):
         _name_width(text, turns)
     if "no_rope_layers" in text:

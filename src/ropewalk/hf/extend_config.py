@@ -105,9 +105,13 @@ def stretch(
     factor = least if factor is None else _checked_factor(factor, least)
     make = _maker(method, factor, trained, to, options)
     wanted = [_stretched(r.encoding, make) if r.layer in chosen else r.encoding for r in readings]
-    new = to_config(wanted, own)
-    changed = _set_lengths(new, own, method, trained, to)
-    after = describe(new, length=to)
+    try:
+        new = to_config(wanted, own)
+        changed = _set_lengths(new, own, method, trained, to)
+        after = describe(new, length=to)
+    except (ValueError, TypeError) as error:  # the family reads such a block in its own way
+        condition = f"one that {readings[0].model_type or 'the model'} can hold ({str(error).splitlines()[0]})"
+        raise ValueError(message("method", condition, repr(method))) from error
     for reading, encoding in zip(after, wanted, strict=True):
         if not equal(reading.encoding, encoding):
             raise ValueError(message("config", f"one that can hold {method!r}", f"{reading.encoding} of {encoding}"))
@@ -142,21 +146,21 @@ def _layers_to_stretch(own: Mapping[str, Any], readings: tuple[Reading, ...], to
     text = text_part(own)
     apart = _separate_bases(text, family)
     chosen = [i for i in turns if not (apart and readings[i].layer_type in _LOCAL)]
-    window = _window(text)
+    key, window = _window(text)
     local = [i for i in chosen if readings[i].layer_type in _LOCAL or family in _ALL_SLIDE]
     if window is not None and window < to and local == chosen:
         hint = "layers that see no farther than a window need no stretch, however long the text"
-        raise ValueError(message("sliding_window", f"absent or at least {to} on some layer that turns", window, hint))
+        raise ValueError(message(key, f"absent or at least {to} on some layer that turns", window, hint))
     require(bool(chosen), "model", "one whose layers turn and see everything", f"{family} without such layers")
     return chosen
 
 
-def _window(text: Mapping[str, Any]) -> int | None:
-    """What layers see that do not see everything, tokens."""
-    if text.get("use_sliding_window") is False:
-        return None
-    given = text.get("sliding_window") or text.get("attention_chunk_size")
-    return given if isinstance(given, int) else None
+def _window(text: Mapping[str, Any]) -> tuple[str, int | None]:
+    """What layers see that do not see everything, tokens, and the key that says so."""
+    key = "sliding_window" if text.get("sliding_window") else "attention_chunk_size"
+    given = text.get(key)
+    used = isinstance(given, int) and text.get("use_sliding_window") is not False
+    return key, given if used else None
 
 
 def _separate_bases(text: Mapping[str, Any], family: str | None) -> bool:

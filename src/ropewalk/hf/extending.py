@@ -6,6 +6,8 @@ Tables, attention scaling and config change together, so what `save_pretrained` 
 import contextlib
 import copy
 import math
+import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,20 +26,44 @@ _TOLERANCE = 1e-5
 """Of float32 frequencies that a model computes, relative to exact ones."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Mark:
+    """Stands for an extension, without keeping its model alive."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_LAST: weakref.WeakKeyDictionary[nn.Module, _Mark] = weakref.WeakKeyDictionary()
+"""The extension that each rotary module had last."""
+
+
 class Extension:
     """What `extend` did; call it, or leave the `with` block, to undo."""
 
-    def __init__(self, made: Stretch, tables: "dict[nn.Module, dict[str, Any]]", config: Any, before: dict[str, Any]):
+    def __init__(self, made: Stretch, tables: "dict[nn.Module, dict[str, Any]]", config: Any, before: dict[str, Any],
+                 earlier: "_Mark | None"):  # fmt: skip
         self.method, self.train_len, self.eval_len, self.factor = (
             made.method, made.train_len, made.eval_len, made.factor)  # fmt: skip
         self.config_block = copy.deepcopy(made.block)
-        self._tables, self._config, self._before = tables, config, before
+        self._tables, self._config, self._before, self._earlier = tables, config, before, earlier
+        self._mark = _Mark(repr(self))
 
     def __repr__(self) -> str:
         return f"Extension({self.method!r}, {self.train_len} to {self.eval_len} tokens, factor {self.factor:g})"
 
     def __call__(self) -> None:
         """The model and its config as they were; a second call does nothing."""
+        for module in self._tables:  # what is put back must be the state before this, not before a later one
+            last = _LAST.get(module, self._mark)
+            hint = f"undo {last} first"
+            require(last is self._mark, "extension", "the last one made of its model", self, hint=hint)
+        for module in self._tables:
+            _LAST.pop(module, None)
+            if self._earlier is not None:
+                _LAST[module] = self._earlier
         for module, state in self._tables.items():
             module.__dict__.clear()
             module.__dict__.update(state)
@@ -75,16 +101,29 @@ def extend(model: nn.Module, *, to: int, method: str = "yarn", **options: Any) -
     for name, value in made.block.items():
         setattr(config, name, copy.deepcopy(value))
     kept: dict[nn.Module, dict[str, Any]] = {}
-    undo = Extension(made, kept, config, before)
+    undo = Extension(made, kept, config, before, _LAST.get(modules[0]))
     try:
         for module in modules:
             fresh = _made(module, config, made.method)
             _check(fresh, made)
             kept[module] = _adopt(module, fresh)
+            _LAST[module] = undo._mark
+        _check_holds(config, made)
     except Exception:
         undo()
         raise
     return undo
+
+
+def _check_holds(config: Any, made: Stretch) -> None:
+    """ValueError unless transformers would load the new config: some families allow few types."""
+    try:
+        type(config).from_dict({**config.to_dict(), **copy.deepcopy(made.block)})
+    except Exception as error:  # it has validators of many kinds
+        why = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[-1].strip()
+        raise ValueError(
+            message("method", f"one that a {type(config).__name__} can hold ({why})", made.method)
+        ) from error
 
 
 def _made(module: nn.Module, config: Any, method: str) -> nn.Module:

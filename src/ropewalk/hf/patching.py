@@ -16,7 +16,7 @@ from ropewalk import kernels
 from ropewalk._shapes import Tensor
 from ropewalk.attention import attend
 from ropewalk.encodings import Encoding
-from ropewalk.errors import message, require, shown
+from ropewalk.errors import message, require, require_type, shown
 from ropewalk.hf.config import from_config
 
 _APPLY = "apply_rotary_pos_emb"
@@ -50,6 +50,8 @@ class Patch:
 def patch(model: nn.Module) -> Patch:
     """Puts Ropewalk into this one model; other models, also of the same class, stay as they are.
 
+    A deep copy of a patched model stays patched, and the undo is the original's: copy first, or undo and copy.
+
     Rotary models: any whose attention calls `apply_rotary_pos_emb(q, k, cos, sin)`.  ALiBi models: BLOOM and MPT, MPT
     beyond its `max_seq_len` too.  Logits of tokens stay within rounding; those of padding are of no meaning before and
     after.
@@ -60,6 +62,7 @@ def patch(model: nn.Module) -> Patch:
     Raises:
         ValueError: the model is of another kind, or patched already.
     """
+    require_type(model, nn.Module, "model", "a model of transformers")
     forwards = _alibi(model) or _rotary(model)
     if not forwards:
         known = f"rotary with {_APPLY}, BLOOM or MPT"
@@ -170,6 +173,14 @@ def _rotary(model: nn.Module) -> dict[nn.Module, _Forward]:
         own = inspect.unwrap(type(module).forward)
         if _APPLY not in own.__code__.co_names or not callable(own.__globals__.get(_APPLY)):
             continue
+        if getattr(model.config, "alibi", False):
+            raise ValueError(
+                message("model", f"rotary with {_APPLY}, BLOOM or MPT", f"{type(model).__name__} with ALiBi")
+            )
+        others = [n for n in own.__code__.co_names if n.startswith(_APPLY) and n != _APPLY]
+        used = [n for n in others if getattr(model.config, "rope_interleave", True)]
+        if used:  # which of them runs is the module's own affair: a patch of one might change nothing
+            raise ValueError(message("model", f"rotary with {_APPLY} alone", f"{type(model).__name__} with {used[0]}"))
         function = own.__globals__[_APPLY]
         if function not in applies:
             applies[function] = _Apply(function, _widths(model, module))

@@ -4,7 +4,7 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 
 from ropewalk import phases
-from ropewalk.errors import require, require_count, require_number
+from ropewalk.errors import require, require_count, require_number, require_type
 from ropewalk.spectra.spectrum import Number, Spectrum, check_base, check_stretch, plain, published
 
 
@@ -73,6 +73,9 @@ def yarn(
     ends = math.isfinite(require_number(beta_fast, "beta_fast")) and 0 < require_number(beta_slow, "beta_slow")
     require(ends and beta_slow < beta_fast, "beta_slow", f"positive and below beta_fast ({beta_fast})", beta_slow)
     require(check_base(base) > 1, "base", "above 1", base)
+    require_type(truncate, bool, "truncate", "True or False")
+    if magnitude is not None:
+        require_number(magnitude, "magnitude")
     original = plain(rotary_dim, base).exact
     with localcontext(phases.DIGITS):
         low, high = (_pair_that_turns(t, rotary_dim, check_base(base), train_len) for t in (beta_fast, beta_slow))
