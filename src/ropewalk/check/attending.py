@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import torch
 
 from ropewalk._shapes import Tensor
-from ropewalk.check.subject import Finding, Subject, differs, rounding
+from ropewalk.check.subject import Subject, differs, rounding
+from ropewalk.check.verdict import Finding
 from ropewalk.encodings import Encoding, NoPE
 
 TOLERANCE = 1e-5  # float32 outputs near 1, sums of a few dozen terms

@@ -8,7 +8,8 @@ import torch
 
 from ropewalk import phases
 from ropewalk._shapes import Tensor
-from ropewalk.check.subject import Finding, Subject, differs, rounding
+from ropewalk.check.subject import Subject, differs, rounding
+from ropewalk.check.verdict import Finding
 from ropewalk.encodings import ALiBi, Encoding, Rotary, alibi_slope
 
 FAR = (0, 1, 255, 257, 1857, 2049, 131_071, 2**24 + 1, 10**9 + 7, 2**40 + 3, -5)

@@ -9,7 +9,8 @@ from torch import nn
 from ropewalk._shapes import Tensor
 from ropewalk.attention import attend
 from ropewalk.check.numbers import rotaries
-from ropewalk.check.subject import Finding, Subject, differs
+from ropewalk.check.subject import Subject, differs
+from ropewalk.check.verdict import Finding
 from ropewalk.encodings import Encoding
 
 

@@ -1,6 +1,6 @@
-"""What a law is given and what it returns."""
+"""An encoding under test, with the attention around it, and how its numbers are compared."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,21 +9,8 @@ import torch
 from ropewalk import layouts, positions
 from ropewalk._shapes import Tensor
 from ropewalk.attention import KVCache, attend
+from ropewalk.check.verdict import Finding
 from ropewalk.encodings import Encoding, reposition, rotate_
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One broken promise: on this input this was expected, that came out, probably because of `cause`."""
-
-    law: str
-    input: str
-    expected: str
-    got: str
-    cause: str
-
-    def __str__(self) -> str:
-        return f"{self.law}: {self.input}: expected {self.expected}, got {self.got} ({self.cause})"
 
 
 @dataclass(frozen=True)
@@ -97,30 +84,16 @@ class Subject:
         return self.attend(q, k, v, encoding, **options)
 
 
-@dataclass(frozen=True)
-class Law:
-    """A promise: `find` yields a Finding for each way in which a subject breaks it."""
+def differs(
+    law: str, given: str, expected: Tensor, got: Tensor, tolerance: float, cause: str, kind: str = ""
+) -> Iterator[Finding]:
+    """A finding if `got` is farther than `tolerance` from `expected` anywhere, or is of another shape.
 
-    name: str
-    sentence: str
-    find: Callable[[Subject], Iterable[Finding]]
-    compiled: bool = False
-
-    def __call__(self, subject: Subject) -> list[Finding]:
-        findings = []
-        try:
-            for finding in self.find(subject):
-                findings.append(finding)
-        except Exception as error:  # a crash breaks the promise as well as a wrong number does
-            got = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            findings.append(Finding(self.name, "the law's own inputs", "an answer", got, "it fails on valid input"))
-        return findings
-
-
-def differs(law: str, given: str, expected: Tensor, got: Tensor, tolerance: float, cause: str) -> Iterator[Finding]:
-    """A finding if `got` is farther than `tolerance` from `expected` anywhere, or is of another shape."""
+    Args:
+        kind: of fault, where it is not the law's own (`kinds.KINDS`).
+    """
     if expected.shape != got.shape:
-        yield Finding(law, given, f"shape {tuple(expected.shape)}", f"shape {tuple(got.shape)}", cause)
+        yield Finding(law, given, f"shape {tuple(expected.shape)}", f"shape {tuple(got.shape)}", cause, kind)
         return
     if expected.numel() == 0:
         return
@@ -132,7 +105,7 @@ def differs(law: str, given: str, expected: Tensor, got: Tensor, tolerance: floa
     if float(gap.flatten()[worst]) > tolerance:
         index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), gap.shape))
         there = f"{float(expected.flatten()[worst]):.9g} within {tolerance:.1g} at {index}"
-        yield Finding(law, given, there, f"{float(got.flatten()[worst]):.9g}", cause)
+        yield Finding(law, given, there, f"{float(got.flatten()[worst]):.9g}", cause, kind)
 
 
 def rounding(dtype: torch.dtype, terms: int = 1) -> float:
