@@ -33,6 +33,7 @@ from ropewalk.encodings import Rotary
 from ropewalk.errors import require
 
 DENSE_BYTES = 1 << 30
+BIAS_BYTES = 8 << 30  # of the one bias that the tutorial builds
 PROBED = 512
 TUTORIAL = (
     "The tutorial's own comparison: building ALiBi's n x n bias against rotating q and k, neither of which attends."
@@ -76,7 +77,8 @@ class Length:
             for name, variant in self.variants.items()
             for mode in plan.modes
         }
-        self.tutorial = _tutorial_steps(plan, self.inputs) if plan.causal and "forward" in plan.modes else {}
+        fits = plan.causal and "forward" in plan.modes and _score_bytes(plan, seq_len) <= BIAS_BYTES
+        self.tutorial = _tutorial_steps(plan, self.inputs) if fits else {}
         calls |= {(name, "forward"): call for name, call in self.tutorial.items()}
         self.race = timing.Race(plan, calls)
 
