@@ -54,7 +54,7 @@ def _runs(before: list[int] | None, num_kv_heads: int, group: int, past: int) ->
 
 def _mask(sight: Sight, heads: slice, columns: slice, dtype: torch.dtype) -> Tensor | None:
     """Bias and causality, broadcastable to (batch, heads, q_len, columns)."""
-    some = replace(sight, heads=sight.heads[heads], causal=sight.causal and sight.q_len > 1)
+    some = replace(sight, known_heads=sight.heads[heads], causal=sight.causal and sight.q_len > 1)
     bias, allowed = some.bias(dtype, columns=columns), some.allowed(columns=columns)
     if allowed is None:
         return bias

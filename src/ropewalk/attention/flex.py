@@ -123,7 +123,7 @@ def _distance(sight: Sight) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         q_at, k_at = _by_index(sight.q_pos), _by_index(sight.k_pos)
         return lambda b, i, j: q_at(b, i) - k_at(b, j)
     # As a tensor: a number would be compiled in.
-    ahead = torch.full((), sight.k_len - sight.q_len, device=sight.heads.device)
+    ahead = torch.full((), sight.k_len - sight.q_len, device=sight.device)
     return lambda b, i, j: i + ahead - j
 
 
@@ -259,7 +259,7 @@ def _listed(tiles: Tensor) -> tuple[Tensor, Tensor]:
 
 def _tiles(sight: Sight, windows: Tensor | None) -> tuple[Tensor, Tensor]:
     """Tiles that may hold an allowed pair, and tiles that hold no other: (1 or batch, 1 or heads, rows, columns)."""
-    rows, columns = _cut(sight.q_len, sight.heads.device), _cut(sight.k_len, sight.heads.device)
+    rows, columns = _cut(sight.q_len, sight.device), _cut(sight.k_len, sight.device)
     # As in torch's own block masks a tile that juts out gets its mask.
     every = (rows[:, None, -1] < sight.q_len) & (columns[None, :, -1] < sight.k_len)
     some, every = torch.ones_like(every)[None, None], every[None, None]

@@ -27,8 +27,15 @@ class Sight:
     mask: Tensor | None
     q_documents: Tensor | None
     k_documents: Tensor | None
-    heads: Tensor
+    known_heads: Tensor | None
+    num_heads: int
+    device: torch.device
     encoding: Encoding | None
+
+    @property
+    def heads(self) -> Tensor:
+        """Global indices of the query heads; made where nobody needed them yet."""
+        return _all_heads(self.num_heads, self.device) if self.known_heads is None else self.known_heads
 
     @property
     def aligned(self) -> bool:
@@ -41,13 +48,13 @@ class Sight:
             return self.q_positions
         if self.k_positions is not None:
             return self.k_positions[:, self.k_len - self.q_len :]
-        return positions.last(self.q_len, self.k_len, self.heads.device)[None]
+        return positions.last(self.q_len, self.k_len, self.device)[None]
 
     @property
     def k_pos(self) -> Tensor:
         if self.k_positions is not None:
             return self.k_positions
-        return torch.arange(self.k_len, device=self.heads.device)[None]
+        return torch.arange(self.k_len, device=self.device)[None]
 
     @property
     def has_bias(self) -> bool:
@@ -96,7 +103,7 @@ class Sight:
 
         Entry (q_len - 1 - i) + j belongs to query row i and key row j.  Causality is in it.
         """
-        distance = torch.arange(self.k_len - 1, -self.q_len, -1, device=self.heads.device)
+        distance = torch.arange(self.k_len - 1, -self.q_len, -1, device=self.device)
         if self.encoding is None or not self.encoding.has_bias:
             bias = torch.zeros(1, len(distance), dtype=dtype, device=distance.device)
         else:
@@ -133,13 +140,21 @@ def look(
         k_documents = _rows("documents", documents, batch, k_len)
         require(q_len <= k_len, "documents", "used with at most as many queries as keys ({0})", q_len, k_len)
         q_documents = k_documents[:, k_len - q_len :]
-    heads = _heads(heads, num_heads, q.device)
-    return Sight(q_len, k_len, q_pos, k_pos, causal, mask, q_documents, k_documents, heads, encoding)
+    device = q.device
+    if heads is not None:
+        heads = _checked_heads(heads, num_heads)
+    elif encoding is not None and encoding.has_bias:  # made once: its bias asks for them again and again
+        heads = _all_heads(num_heads, device)
+    return Sight(
+        q_len, k_len, q_pos, k_pos, causal, mask, q_documents, k_documents, heads, num_heads, device, encoding
+    )
 
 
-def _heads(heads: Tensor | None, num_heads: int, device: torch.device) -> Tensor:
-    if heads is None:
-        return torch.arange(num_heads, device=device)
+def _all_heads(num_heads: int, device: torch.device) -> Tensor:
+    return torch.arange(num_heads, device=device)
+
+
+def _checked_heads(heads: Tensor, num_heads: int) -> Tensor:
     heads = positions.as_positions(heads, "heads")
     shape = tuple(heads.shape)
     require(shape == (num_heads,), "heads", "of shape ({0},), global indices of the query heads", shape, num_heads)
