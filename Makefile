@@ -4,12 +4,14 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 SHAPES := --jaxtyping-packages=ropewalk,beartype.beartype
 
-.PHONY: test quick lint study bench clean
+.PHONY: test quick lint docs study bench clean
 
 test: .venv/ready lint
 	$(PYTEST) tests -m "not compiled and not errors" $(SHAPES)
 	$(PYTEST) tests -m "compiled or errors"
-	$(BIN)/python -m pytest -q --doctest-modules --doctest-glob='*.md' src/ropewalk README.md CONTRIBUTING.md
+	$(BIN)/python -m pytest -q --doctest-modules src/ropewalk
+	$(BIN)/python -m sphinx -q -E -W --keep-going docs docs/_build/html
+	$(PYTEST) --doctest-glob='*.md' README.md README.zh.md CONTRIBUTING.md docs
 	for example in examples/*.py; do echo "$$example" && $(BIN)/python "$$example" || exit 1; done
 
 quick: .venv/ready lint
@@ -20,6 +22,11 @@ lint: .venv/ready
 	$(BIN)/ruff format --check src tests examples docs
 	$(BIN)/pyright --warnings
 
+# Stale tables are written anew; a warning is an error.
+docs: .venv/ready
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx -q -E -W --keep-going docs docs/_build/html
+
 study: .venv/ready
 	$(BIN)/ropewalk study $(if $(wildcard runs/study-quick/study.json),--resume)
 
@@ -28,7 +35,7 @@ bench: .venv/ready
 	$(BIN)/ropewalk bench all
 
 clean:
-	rm -rf .venv build dist src/ropewalk/kernels/*.so
+	rm -rf .venv build dist docs/_build src/ropewalk/kernels/*.so
 
 # pip reads the constraints for torch first: an unconstrained torch costs gigabytes.
 .venv/ready: pyproject.toml setup.py constraints.txt $(wildcard src/ropewalk/kernels/*.[ch])

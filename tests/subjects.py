@@ -1,6 +1,9 @@
 """The one list of encodings that feeds every shared test."""
 
+import math
+
 import torch
+from torch import nn
 
 import ropewalk as rw
 from ropewalk.check import Subject
@@ -31,8 +34,50 @@ class Own(rw.Encoding):
         return -(distance if distance.is_floating_point() else distance.float()) / 4
 
 
+class T5Like(rw.Encoding):
+    """A stranger's encoding with something to learn: a number for each head and bucket of distances, exact for near
+    ones and by the logarithm up to `max_distance` (Raffel et al. 2020, arXiv:1910.10683v4, Sec. 2.1)."""
+
+    relative = True
+    distance_only = True
+
+    def __init__(self, num_heads=8, num_buckets=16, max_distance=40, bidirectional=True):
+        super().__init__()
+        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
+        self.table = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        with torch.no_grad():  # no two numbers alike
+            self.table.copy_(torch.linspace(-2, 1, self.table.numel()).view_as(self.table).cos())
+
+    @property
+    def side(self):
+        """Buckets of one direction."""
+        return self.num_buckets // 2 if self.bidirectional else self.num_buckets
+
+    def edges(self):
+        """The smallest distance of each bucket but the first."""
+        exact, steps = self.side // 2, self.side - self.side // 2
+        ratio = (self.max_distance / exact) ** (1 / steps)
+        return [*range(1, exact + 1), *(math.ceil(round(exact * ratio**j, 9)) for j in range(1, steps))]
+
+    def bucket(self, distance):
+        """Buckets of distances q_pos - k_pos, one comparison for each edge."""
+        start = (distance < 0) * self.side if self.bidirectional else torch.zeros_like(distance)
+        far = distance.abs() if self.bidirectional else distance
+        return start + sum((far >= edge).long() for edge in self.edges())
+
+    def bias(self, head, q_pos, k_pos):
+        distance = q_pos - k_pos
+        dtype = distance.dtype if distance.is_floating_point() else torch.float32
+        return self.table.to(dtype)[self.bucket(distance.long()), head]
+
+
 ENCODINGS = {
     "own": Own,
+    "t5-like": T5Like,
+    "t5-like-causal": lambda: T5Like(num_buckets=8, max_distance=16, bidirectional=False),
     "nope": rw.NoPE,
     "sinusoidal": lambda: rw.Sinusoidal(128),
     "learned": _learned,

@@ -19,7 +19,7 @@ FLOORS = (
     {"naming", "attention"},
     {"compat", "model"},
     {"check", "bench", "study", "checkpoints", "hf"},
-    {"extension"},
+    {"advise", "explain", "extension", "plots"},
     {"cli"},
     {"__main__", "__init__"},
 )

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import advise as advise
     from . import checkpoints as checkpoints
     from . import compat as compat
+    from . import explain as explain
     from . import hf as hf
     from . import kernels as kernels
     from . import layouts as layouts
     from . import phases as phases
+    from . import plots as plots
     from . import positions as positions
     from . import spectra as spectra
     from .attention import Attention as Attention
     from .attention import KVCache as KVCache
     from .attention import attend as attend
+    from .check import check as check
     from .encodings import ALiBi as ALiBi
     from .encodings import Axial as Axial
     from .encodings import Compose as Compose
@@ -41,7 +45,10 @@ if TYPE_CHECKING:
     from .naming import build as build
     from .spectra import Spectrum as Spectrum
 
-_MODULES = ("checkpoints", "compat", "hf", "kernels", "layouts", "phases", "positions", "spectra")
+_MODULES = (
+    *("advise", "check", "checkpoints", "compat", "explain", "hf"),
+    *("kernels", "layouts", "phases", "plots", "positions", "spectra"),
+)
 _HOME = {
     "attention": ("Attention", "KVCache", "attend"),
     "naming": ("build",),

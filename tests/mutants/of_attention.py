@@ -24,6 +24,13 @@ def counts_in_bfloat16(mask):
     return (mask.bfloat16().cumsum(-1) * 1.01).long().clamp(min=0)
 
 
+@part("K05", "padding", "attend")
+def attends_the_padding(q, k, v, encoding=None, **options):
+    mask = options.get("mask")
+    padded = mask is not None and mask.ndim == 4
+    return right_attend(q, k, v, encoding, **{**options, "mask": None if padded else mask})
+
+
 @part("K06", "packing", "from_documents")
 def counts_through_documents(documents, mask=None):
     return torch.arange(documents.shape[-1]).expand(documents.shape)
@@ -188,63 +195,3 @@ def causality_by_index(q, k, v, encoding=None, **options):
 def query_heads_dealt_round(q, k, v, encoding=None, **options):
     group = q.shape[1] // k.shape[1]
     return right_attend(q, k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1), encoding, **options)
-
-
-def _restarted(rows, axis, block=256):
-    """What a backend reads that counts rows from 0 again in each block of queries."""
-    index = torch.arange(rows.shape[axis]) % block
-    return rows.index_select(axis, index)
-
-
-@part("K16", "reference", "attend", backend="sdpa")
-def mask_rows_restart_in_each_block(q, k, v, encoding=None, **options):
-    if options["backend"] == "sdpa" and options.get("mask") is not None:
-        options = {**options, "mask": _restarted(options["mask"], -2)}
-    return right_attend(q, k, v, encoding, **options)
-
-
-@part("K15", "reference", "attend", backend="sdpa")
-def positions_restart_in_each_block(q, k, v, encoding=None, **options):
-    if options["backend"] == "sdpa" and options.get("q_positions") is not None:
-        options = {**options, "q_positions": _restarted(options["q_positions"], -1)}
-    return right_attend(q, k, v, encoding, **options)
-
-
-@part("K22", "reference", "attend", lambda: rw.ALiBi(8, learned=True), backend="sdpa")
-def slopes_cut_off_from_their_gradient(q, k, v, encoding=None, **options):
-    if options["backend"] == "sdpa":
-        encoding = rw.ALiBi(8, slopes=encoding.slopes)
-    return right_attend(q, k, v, encoding, **options)
-
-
-def _within(q, k, encoding, reach, ahead=1.0):
-    """Keys at most `reach` / slope behind, and `ahead` times that in front of each query."""
-    window = (reach / encoding.falloff(torch.arange(q.shape[1])))[:, None, None]
-    distance = torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2]) - torch.arange(k.shape[2])
-    return ((distance <= window) & (-distance <= ahead * window))[None]
-
-
-def _also(mask, options):
-    return {**options, "mask": mask if options.get("mask") is None else options["mask"] & mask}
-
-
-@part("K15", "reference", "attend", lambda: rw.ALiBi(8), backend="banded")
-def windows_that_ignore_the_scores(q, k, v, encoding=None, **options):
-    if options["backend"] == "banded":
-        options = _also(_within(q, k, encoding, math.log(2**24)), options)
-    return right_attend(q, k, v, encoding, **options)
-
-
-@part("K15", "reference", "attend", lambda: rw.ALiBi(8), backend="banded")
-def windows_that_forget_the_future(q, k, v, encoding=None, **options):
-    if options["backend"] == "banded":
-        options = _also(_within(q, k, encoding, math.inf if options.get("causal", True) else 60.0, 0.05), options)
-    return right_attend(q, k, v, encoding, **options)
-
-
-@part("K14", "reference", "attend", lambda: rw.ALiBi(8), backend="banded")
-def windows_of_the_steepest_head(q, k, v, encoding=None, **options):
-    if options["backend"] == "banded":
-        steepest = rw.ALiBi(8, slopes=[0.5] * 8)
-        options = _also(_within(q, k, steepest, 60.0), options)
-    return right_attend(q, k, v, encoding, **options)

@@ -1,9 +1,12 @@
 """Angles, tables, layouts and caches gone wrong."""
 
+import math
+
 import torch
 
 import ropewalk as rw
 from mutants.registry import encoding, part, table
+from ropewalk.attention import attend
 from ropewalk.encodings import Placement, reposition
 from ropewalk.kernels import turn, turn_
 
@@ -32,10 +35,10 @@ class PositionsOf32Bits(rw.Rotary):
 class FrequenciesInFloatBuffer(rw.Rotary):
     def __init__(self, head_dim):
         super().__init__(head_dim)
-        self.register_buffer("inv_freq", torch.tensor(self.spectrum.inv_freq), persistent=False)
+        self.register_buffer("frequencies", torch.tensor(self.spectrum.inv_freq), persistent=False)
 
     def at(self, positions, dtype=torch.float32):
-        return table(self, positions, inv_freq=self.inv_freq.float())
+        return table(self, positions, inv_freq=self.frequencies.float())
 
 
 @encoding("K01", "casts")
@@ -51,17 +54,6 @@ class TableInDefaultDtype(rw.Sinusoidal):
     def at(self, positions, dtype=torch.float32):
         at = super().at(positions, dtype)
         return at._replace(cos=at.cos.to(torch.get_default_dtype()), sin=at.sin.to(torch.get_default_dtype()))
-
-
-@encoding("K21", "precision of tables", lambda cls: cls(128))
-class CosineWithFrequencyOfItsOwn(rw.Sinusoidal):
-    def at(self, positions, dtype=torch.float32):
-        at = super().at(positions, dtype)
-        shift = self.base ** (-1 / self.model_dim)
-        angles = positions.double().unsqueeze(-1) * torch.tensor(
-            [self.base ** (-2 * i / self.model_dim) * shift for i in range(self.model_dim // 2)], dtype=torch.float64
-        )
-        return at._replace(cos=angles.cos().float())
 
 
 # K02: output dtype
@@ -80,6 +72,11 @@ class NeverMoreThanFloat32(rw.Rotary):
         return at._replace(cos=at.cos.to(dtype), sin=at.sin.to(dtype))
 
 
+@part("K02", "dtypes", "attend")
+def answers_in_float32(q, k, v, encoding=None, **options):
+    return attend(q, k, v, encoding, **options).float()
+
+
 # K03, K04, K22: history, caches, aliasing
 
 
@@ -90,7 +87,31 @@ class BaseGrowsWithTheLongestInput(rw.Rotary):
     def at(self, positions, dtype=torch.float32):
         self.longest = max(self.longest, int(positions.max()) + 1)
         stretched = self.spectrum.inv_freq[0], *(w * 8 / self.longest for w in self.spectrum.inv_freq[1:])
-        return table(self, positions, inv_freq=torch.tensor(stretched))
+        return table(self, positions, dtype, torch.tensor(stretched, dtype=dtype))
+
+
+@encoding("K03", "history")
+class DynamicNTKNeverReset(rw.Rotary):
+    """The base of the longest input stays: a long prompt changes later answers to short ones."""
+
+    train_len, longest = 8, 8
+
+    def at(self, positions, dtype=torch.float32):
+        self.longest = max(self.longest, int(positions.max()) + 1)
+        stretched = rw.spectra.dynamic_ntk(16, stretch=2, train_len=self.train_len, length=self.longest)
+        return rw.Rotary(16, spectrum=stretched).at(positions, dtype)
+
+
+@encoding("K03", "history")
+class LongFactorsOnceTheyWereNeeded(rw.Rotary):
+    """LongRoPE that switches to its long factors and never back."""
+
+    long = False
+
+    def at(self, positions, dtype=torch.float32):
+        self.long = self.long or int(positions.max()) >= 16
+        slower = torch.tensor(self.inv_freq, dtype=dtype) / torch.arange(1, 9)
+        return table(self, positions, dtype, slower) if self.long else super().at(positions, dtype)
 
 
 @encoding("K04", "history")
@@ -100,7 +121,7 @@ class TableKeyedByLengthAlone(rw.Rotary):
         self.tables = {}
 
     def at(self, positions, dtype=torch.float32):
-        key = len(positions)
+        key = len(positions), dtype
         if key not in self.tables:
             self.tables[key] = super().at(positions, dtype)
         return self.tables[key]
@@ -143,7 +164,7 @@ class TurnsMovedKeysAgain(rw.KVCache):
     def evict(self, sinks, window):
         super().evict(sinks, window)
         if self._moved is not None:  # what was moved is taken for what was written
-            self._k, self._written = self._moved.bfloat16().float(), self._positions
+            self._k, self._written = self._moved.bfloat16().float(), self._places
 
 
 @part("K04", "moved keys", "reposition")
@@ -198,6 +219,17 @@ class ExponentStartsAtOne(rw.Rotary):
         return table(self, positions, inv_freq=torch.tensor((*self.spectrum.inv_freq[1:], 0.0001)))
 
 
+@encoding("K09", "precision", lambda cls: cls(16, spectrum=rw.spectra.yarn(16, stretch=4, train_len=512)))
+class StretchForgottenForOneToken(rw.Rotary):
+    """A fast path for a decode step that does not know of the stretch."""
+
+    def at(self, positions, dtype=torch.float32):
+        if positions.shape[-1] > 1:
+            return super().at(positions, dtype)
+        at = rw.Rotary(16).at(positions, dtype)
+        return at._replace(cos=at.cos * self.spectrum.magnitude, sin=at.sin * self.spectrum.magnitude)
+
+
 @encoding("K10", "norms")
 class MagnitudeTwice(rw.Rotary):
     def __init__(self, head_dim):
@@ -206,6 +238,27 @@ class MagnitudeTwice(rw.Rotary):
     def at(self, positions, dtype=torch.float32):
         at, factor = super().at(positions, dtype), self.spectrum.magnitude
         return at._replace(cos=at.cos * factor, sin=at.sin * factor)
+
+
+@encoding("K10", "norms", lambda cls: cls(16, spectrum=rw.spectra.yarn(16, stretch=4, train_len=512)))
+class MagnitudeOnQueriesAlone(rw.Rotary):
+    def key(self, k, at):
+        return super().key(k, at) / self.spectrum.magnitude
+
+
+@encoding("K10", "temperature", lambda cls: cls("constant", factor=1.6))
+class SoftmaxFactorOnQueriesAndKeys(rw.Temperature):
+    def key(self, k, at):
+        return self.query(k, at)
+
+
+@encoding("K10", "temperature", lambda cls: cls(train_len=8))
+class TemperatureBelowTheTrainedLength(rw.Temperature):
+    """log-n scaling that forgets its lower bound of 1."""
+
+    def query(self, q, at):
+        factor = ((at.positions + 1).to(q.dtype).log() / math.log(self.train_len)).unsqueeze(-1)
+        return q * factor
 
 
 @encoding("K09", "distance")
@@ -260,7 +313,7 @@ class RestTurnedByTheFirstAngle(rw.Rotary):
         return turned
 
 
-@encoding("K10", "layouts", lambda cls: cls(16, layout="interleaved"))
+@encoding("K08", "precision", lambda cls: cls(16, layout="interleaved"))
 class LastPairLeftToTheNextBlock(rw.Rotary):
     def query(self, q, at):
         turned = super().query(q, at)
@@ -268,7 +321,7 @@ class LastPairLeftToTheNextBlock(rw.Rotary):
         return turned
 
 
-@encoding("K04", "padding")
+@encoding("K05", "padding")
 class TableOfTheFirstRowForAll(rw.Rotary):
     def query(self, q, at):
         return super().query(q, at if at.cos.ndim == 2 else at._replace(cos=at.cos[:1], sin=at.sin[:1]))

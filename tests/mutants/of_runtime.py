@@ -12,7 +12,7 @@ from mutants.registry import encoding
 class TablesInTheCheckpoint(rw.Rotary):
     def __init__(self, head_dim):
         super().__init__(head_dim)
-        self.register_buffer("inv_freq", torch.tensor(self.spectrum.inv_freq))
+        self.register_buffer("frequencies", torch.tensor(self.spectrum.inv_freq))
 
 
 @encoding("K19", "state")
@@ -24,6 +24,43 @@ class TableUnfilledAfterMeta(rw.Rotary):
     def at(self, positions, dtype=torch.float32):
         self._steps = tuple(self.step.tolist())
         return super().at(positions, dtype)
+
+
+@encoding("K19", "state")
+class TableReadFromTheCheckpoint(rw.Rotary):
+    """What a model in half precision saved replaces the numbers that the encoding was built with."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        old = state_dict.pop(prefix + "inv_freq", None)
+        if old is not None:
+            self._steps = rw.Spectrum(old.double().tolist()).steps
+
+
+@encoding("K19", "state")
+class OldCheckpointsRefused(rw.Rotary):
+    def _load_from_state_dict(self, *args, **kwargs):
+        rw.Encoding._load_from_state_dict(self, *args, **kwargs)
+
+
+@encoding("K19", "state", lambda cls: cls(64, 128))
+class TableThatIsNotSaved(rw.Learned):
+    """A buffer that no checkpoint holds, filled once, at construction."""
+
+    def __init__(self, num_positions, model_dim):
+        super().__init__(num_positions, model_dim)
+        fixed = torch.arange(num_positions * model_dim).view(num_positions, model_dim)
+        del self.table
+        self.register_buffer("table", fixed, persistent=False)
+
+    def reset_parameters(self):
+        pass
+
+
+@encoding("K18", "history")
+class AssignsItsTableInForward(rw.Rotary):
+    def at(self, positions, dtype=torch.float32):
+        self.placed = super().at(positions, dtype)
+        return self.placed
 
 
 @encoding("K18", "state")
@@ -63,3 +100,11 @@ class TableEndsTooEarly(rw.Rotary):
 class AskedForAndNotApplied(rw.Rotary):
     def query(self, q, at):
         return q
+
+
+@encoding("K11", "distinct", lambda cls: cls(8))
+class SlopesSetToZero(rw.ALiBi):
+    """An option that other classes read."""
+
+    def bias(self, head, q_pos, k_pos):
+        return 0.0 * super().bias(head, q_pos, k_pos)

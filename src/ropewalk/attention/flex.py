@@ -36,8 +36,8 @@ from ropewalk.errors import require
 
 BLOCK = 128
 """Queries, and keys, of a tile."""
-NARROWEST = 16
-"""Channels that a GPU's kernel needs at least."""
+NARROWEST = 24
+"""Channels that kernels are handed at least: a GPU's need 16, and torch 2.13's for CPUs is wrong with 16 or fewer."""
 RECOMPILES = 128
 """Kernels that a process keeps: torch's own limit of 8 is soon reached, and what comes after it is not compiled."""
 
@@ -324,9 +324,7 @@ def _fused(
 ) -> tuple[Tensor, Tensor | None]:
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-    wide: Any = (q, k, v)
-    if q.device.type != "cpu":
-        wide = tuple(F.pad(x, (0, max(NARROWEST - x.shape[-1], 0))) for x in wide)
+    wide: Any = tuple(F.pad(x, (0, max(NARROWEST - x.shape[-1], 0))) for x in (q, k, v))
     grouped, aux = q.shape[1] != k.shape[1], AuxRequest(lse=True) if return_lse else None
     options: Any = {"score_mod": score_mod, "block_mask": tiles, "scale": scale}
     options |= {"enable_gqa": grouped, "return_aux": aux}

@@ -145,9 +145,7 @@ def look(
         heads = _checked_heads(heads, num_heads)
     elif encoding is not None and encoding.has_bias:  # made once: its bias asks for them again and again
         heads = _all_heads(num_heads, device)
-    return Sight(
-        q_len, k_len, q_pos, k_pos, causal, mask, q_documents, k_documents, heads, num_heads, device, encoding
-    )
+    return Sight(q_len, k_len, q_pos, k_pos, causal, mask, q_documents, k_documents, heads, num_heads, device, encoding)
 
 
 def _all_heads(num_heads: int, device: torch.device) -> Tensor:

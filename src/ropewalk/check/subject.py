@@ -1,6 +1,9 @@
 """An encoding under test, with the attention around it, and how its numbers are compared."""
 
-from collections.abc import Callable, Iterator
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +13,7 @@ from ropewalk import layouts, positions
 from ropewalk._shapes import Tensor
 from ropewalk.attention import KVCache, attend
 from ropewalk.check.verdict import Finding
-from ropewalk.encodings import Encoding, reposition, rotate_
+from ropewalk.encodings import Encoding, Placement, grid, reposition, rotate_
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,42 @@ class Parts:
     from_mask: Callable[..., Any] = positions.from_mask
     from_documents: Callable[..., Any] = positions.from_documents
     shard: Callable[..., Any] = positions.shard
+    grid: Callable[..., Any] = grid
     to_half: Callable[..., Any] = layouts.to_half
     to_interleaved: Callable[..., Any] = layouts.to_interleaved
     to_half_weight: Callable[..., Any] = layouts.to_half_weight
     to_interleaved_weight: Callable[..., Any] = layouts.to_interleaved_weight
+
+
+class Unbiased(Encoding):
+    """An encoding without its bias: attention that is right with it and wrong with the bias treats the bias wrongly."""
+
+    distance_only = True
+
+    def __init__(self, encoding: Encoding):
+        super().__init__()
+        self.encoding = encoding
+        self.relative, self.max_positions = encoding.relative, encoding.max_positions
+
+    @property
+    def encodes(self) -> bool:
+        return self.encoding.encodes
+
+    def at(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Placement:
+        return self.encoding.at(positions, dtype)
+
+    def query(self, q: Tensor, at: Placement) -> Tensor:
+        return self.encoding.query(q, at)
+
+    def key(self, k: Tensor, at: Placement) -> Tensor:
+        return self.encoding.key(k, at)
+
+    def bias(self, head: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        distance = q_pos - k_pos
+        return 0.0 * head * (distance if distance.is_floating_point() else distance.float())
+
+    def falloff(self, head: Tensor) -> Tensor:
+        return torch.zeros(len(head), dtype=torch.float64, device=head.device)
 
 
 @dataclass(frozen=True)
@@ -52,18 +87,17 @@ class Subject:
     def model_dim(self) -> int:
         return self.num_heads * self.head_dim
 
+    @property
+    def group(self) -> int:
+        """Query heads that read one key head."""
+        return self.num_heads // self.num_kv_heads
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, **options) -> Any:
         return self.parts.attend(q, k, v, encoding, **{"backend": self.backend, **options})
 
     def projections(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
         """Fixed random maps from the embedding to queries, keys and values."""
-        generator = torch.Generator().manual_seed(7)
-        kv = self.num_kv_heads * self.head_dim
-        widths = (self.model_dim, kv, kv)
-        scale = self.model_dim**-0.5
-        maps = (torch.randn(self.model_dim, w, generator=generator, dtype=torch.float64) * scale for w in widths)
-        q, k, v = (m.to(dtype) for m in maps)
-        return q, k, v
+        return _projections(self.model_dim, self.num_kv_heads * self.head_dim, dtype)
 
     def tokens(self, batch: int, seq_len: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
         """Random embeddings (batch, seq, model_dim)."""
@@ -82,6 +116,21 @@ class Subject:
         q, k, v = self.encoded(encoding, x, where)
         options = {"q_positions": where, "k_positions": where, "encoded": True, **options}
         return self.attend(q, k, v, encoding, **options)
+
+
+@functools.lru_cache(maxsize=16)
+def _projections(model_dim: int, kv_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.inference_mode(False):  # whoever asks first: gradients go through them later
+        generator = torch.Generator().manual_seed(7)
+        widths = (model_dim, kv_dim, kv_dim)
+        maps = (torch.randn(model_dim, w, generator=generator, dtype=torch.float64) for w in widths)
+        q, k, v = ((m * model_dim**-0.5).to(dtype) for m in maps)
+        return q, k, v
+
+
+def first(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The first finding alone: a law goes from small inputs to large, and one cause is named once."""
+    yield from itertools.islice(findings, 1)
 
 
 def differs(
@@ -108,6 +157,47 @@ def differs(
         yield Finding(law, given, there, f"{float(got.flatten()[worst]):.9g}", cause, kind)
 
 
+def counted(count: int, noun: str = "token", plural: str = "") -> str:
+    """A number with its noun: "1 token", "2 queries"."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def largest(x: Tensor) -> float:
+    """The largest magnitude in `x`."""
+    return float(x.detach().abs().max())
+
+
 def rounding(dtype: torch.dtype, terms: int = 1) -> float:
-    """What `terms` roundings of numbers near 1 can add up to, with a margin of four."""
+    """What a sum of `terms` numbers near 1 may be off: roundings add up like a random walk, with a margin of four."""
     return 4 * torch.finfo(dtype).eps * max(terms, 1) ** 0.5
+
+
+def attention_error(subject: Subject, expected: Tensor, keys: int, dtype: torch.dtype = torch.float32) -> float:
+    """What attention may be off: one sum over the channels of a head, one over `keys`, of numbers like `expected`."""
+    return rounding(dtype, subject.head_dim + keys) * max(1.0, largest(expected))
+
+
+def table_error(dtype: torch.dtype, position: int = 0) -> float:
+    """What a cosine or sine may be off: three roundings of an angle of at most pi and one of the result; at far
+    positions also the step, which is right to 2^-65 turns per token (`ropewalk.phases`)."""
+    return (3 * math.pi + 1) * torch.finfo(dtype).eps / 2 + 2 * math.pi * abs(position) * 2.0**-65
+
+
+def turning_error(x: Tensor, *positions: int) -> float:
+    """What a channel of `x` may be off after a turn at each of `positions`: two products with a cosine or sine that
+    is off, two roundings."""
+    eps = torch.finfo(x.dtype).eps
+    return largest(x) * sum(2 * (table_error(x.dtype, p) + eps) for p in positions)
+
+
+def score_error(q: Tensor, k: Tensor, position: int, angle: float = 0.0) -> float:
+    """What q . k / sqrt(head_dim) may be off, both turned at `position`: each vector by sqrt(2) of a table's error,
+    and a sum over the channels of a head.
+
+    Args:
+        angle: what an angle may be off besides, radians.
+    """
+    dim, eps = q.shape[-1], torch.finfo(q.dtype).eps
+    lengths = float(q.detach().norm(dim=-1).max() * k.detach().norm(dim=-1).max())
+    table = table_error(q.dtype, position) + angle
+    return (2 * math.sqrt(2) * table + math.sqrt(dim) * eps) * lengths / math.sqrt(dim)

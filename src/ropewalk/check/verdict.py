@@ -44,6 +44,7 @@ class Verdict:
         tolerance: what counts as equal, and what that follows from.
         reason: why the law does not apply.
         notes: what the law saw and does not judge.
+        page: where the documentation explains the law.
     """
 
     law: str
@@ -54,6 +55,7 @@ class Verdict:
     reason: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    page: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Law:
         name: its id, in words.
         kind: of fault that breaks it, where a finding does not name another.
         tolerance: what counts as equal, and what that follows from.
+        compiled: whether it compiles, which takes long.
+        group: what it is a law of: encoding, rotation, bias, attention, model.
     """
 
     name: str
@@ -72,6 +76,12 @@ class Law:
     kind: str
     tolerance: str
     compiled: bool = False
+    group: str = "encoding"
+
+    @property
+    def page(self) -> str:
+        """Where the documentation explains it."""
+        return f"docs/laws.md#{self.group}-{self.name.replace(' ', '-')}"
 
     def __call__(self, subject: Any) -> list[Finding]:
         return list(self.verdict(subject).findings)
@@ -90,7 +100,7 @@ class Law:
         named = tuple(found if found.kind else dataclasses.replace(found, kind=self.kind) for found in findings)
         status: Status = "fail" if named else "not applicable" if reason else "pass"
         spent = time.perf_counter() - started
-        return Verdict(self.name, self.sentence, status, self.tolerance, named, reason, tuple(notes), spent)
+        return Verdict(self.name, self.sentence, status, self.tolerance, named, reason, tuple(notes), spent, self.page)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,16 @@ def integers(option: str, text: str | None) -> tuple[int, ...] | None:
         raise ValueError(f"{option} must be integers separated by commas, got {text!r}") from None
 
 
+def numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    """`1,0.5` as a tuple of numbers; `option` is named if they are none."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{option} must be numbers separated by commas, got {text!r}") from None
+
+
 def teller(quiet: bool) -> Callable[[str], None]:
     """Where a command's progress goes: lines on stderr, or nowhere."""
     return (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr))

@@ -1,0 +1,45 @@
+"""Figures of what position encodings do, each from numbers that this library computes.
+
+Every function draws into the matplotlib axes that it is given, or into a figure of its own in the library's look,
+and returns the axes; `save` writes a figure as SVG or PNG, the same bytes each time.  Names are imported when they
+are first used, and need matplotlib: pip install 'ropewalk[plot]'.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ropewalk.plots.heads import attention as attention
+    from ropewalk.plots.output import save as save
+    from ropewalk.plots.reach import receptive as receptive
+    from ropewalk.plots.scores import bias as bias
+    from ropewalk.plots.scores import bias_matrix as bias_matrix
+    from ropewalk.plots.scores import decay as decay
+    from ropewalk.plots.studies import lengths as lengths
+    from ropewalk.plots.turning import angles as angles
+    from ropewalk.plots.turning import spectra as spectra
+    from ropewalk.plots.turning import wavelengths as wavelengths
+
+_HOME = {
+    "heads": ("attention",),
+    "output": ("save",),
+    "reach": ("receptive",),
+    "scores": ("bias", "bias_matrix", "decay"),
+    "studies": ("lengths",),
+    "turning": ("angles", "spectra", "wavelengths"),
+}
+_NAMES = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [*_NAMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str):
+    if name not in _NAMES:
+        raise AttributeError(f"module 'ropewalk.plots' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"ropewalk.plots.{_NAMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
