@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 import ropewalk
 from ropewalk import bench, cli
@@ -275,3 +276,17 @@ def test_bench_prints_a_table_and_tells_progress_on_stderr(ropewalk_command):
     assert 0 == code
     assert out.startswith("Attention relative to attention without an encoding")
     assert "32" in err
+
+
+def _commands(group, path=()):
+    """Every command with its words, sub-commands too."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+        yield " ".join((*path, name)), command
+
+
+def test_every_commands_help_has_an_example_of_itself():
+    commands = dict(_commands(typer.main.get_command(cli.app)))
+    assert {"study", "bench", "plot", "plot bias", "explain", "advise", "check", "convert", "extend"} <= set(commands)
+    assert [] == [name for name, command in commands.items() if f"Example: ropewalk {name}" not in (command.help or "")]

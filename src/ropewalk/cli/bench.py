@@ -35,7 +35,10 @@ def bench(
     only: Annotated[str | None, typer.Option(help="all: names of files, separated by commas.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="No progress; JSON on stdout.")] = False,
 ) -> None:
-    """Measure time and memory relative to a limit of the same run: rotation, attention, decoding, training."""
+    """Measure time and memory relative to a limit of the same run: rotation, attention, decoding, training.
+
+    Example: ropewalk bench attention --encodings alibi --lengths 4096
+    """
     from ropewalk.bench import suite
 
     tell = teller(as_json)

@@ -29,7 +29,10 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace OUT, and what a killed conversion left.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="No progress; JSON on stdout.")] = False,
 ) -> None:
-    """Reorder the query and key channels of a checkpoint for the other rotary layout; its logits stay the same."""
+    """Reorder the query and key channels of a checkpoint for the other rotary layout; its logits stay the same.
+
+    Example: ropewalk convert model.safetensors turned.safetensors --to interleaved
+    """
     from ropewalk import checkpoints
 
     if detect:

@@ -36,7 +36,10 @@ def extend(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="No progress; JSON on stdout.")] = False,
 ) -> None:
-    """Measure what each way to stretch a model's context does to its loss on a text, and recommend one."""
+    """Measure what each way to stretch a model's context does to its loss on a text, and recommend one.
+
+    Example: ropewalk extend path/to/model --to 16384 --text book.txt
+    """
     from ropewalk.extension import run
 
     place = None if save is None else run.check_save(save, force)

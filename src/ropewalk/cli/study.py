@@ -34,7 +34,10 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and an estimate; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="No progress; a JSON summary on stdout.")] = False,
 ) -> None:
-    """Train models that differ only in their encoding and show how they hold up beyond the training length."""
+    """Train models that differ only in their encoding and show how they hold up beyond the training length.
+
+    Example: ropewalk study --encodings rotary,alibi --seeds 3
+    """
     from ropewalk.study import plan, run, summary
 
     folder = out or f"runs/study-{preset or 'quick'}"
