@@ -1,6 +1,7 @@
 """`check` and `ropewalk check`: targets, reports in every form, exit codes, the pytest entry."""
 
 import json
+import os
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -44,6 +45,36 @@ def test_an_encoding_is_checked_however_it_is_named(target):
     report = rw.check(target)
     assert () == report.findings
     assert report.passed
+
+
+@pytest.mark.parametrize("make", [lambda: rw.Sinusoidal(768), lambda: rw.Learned(16, 8), lambda: rw.Sinusoidal(6),
+                                  lambda: rw.Rotary(2), lambda: rw.ALiBi(1), lambda: rw.Rotary(512)])  # fmt: skip
+def test_no_false_alarm_at_unusual_sizes(make):
+    assert () == rw.check(make()).findings
+
+
+@pytest.mark.parametrize("target", ["learned", "rotary"])
+def test_a_check_leaves_random_numbers_and_threads_alone(target):
+    torch.manual_seed(5)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    rw.check(target, laws=["state", "history"])
+    assert torch.equal(before, torch.get_rng_state())
+    assert threads == torch.get_num_threads()
+
+
+def broken_constructor():
+    raise RuntimeError("not today")
+
+
+def test_what_cannot_be_built_is_no_broken_law():
+    with pytest.raises(ValueError, match="target must be built without an error, got RuntimeError: not today"):
+        rw.check(broken_constructor)
+
+
+@pytest.mark.parametrize("sizes", [{"num_heads": 0}, {"head_dim": 0}])
+def test_sizes_are_counts(sizes):
+    with pytest.raises(ValueError, match=r"must be (at least 1|an integer)"):
+        rw.check("alibi", **sizes)
 
 
 def test_a_wrong_encoding_is_named_with_law_kind_and_page():
@@ -90,10 +121,28 @@ def test_exit_codes_and_forms(monkeypatch, capsys, tmp_path):
     code, out, err = run(wrong, "--laws", "bias", "--markdown", "--num-heads", "4", **ends)
     assert 1 == code
     assert "| bias | fail |" in out
+    code, out, err = run("rotary", "--laws", "slopes", **ends)
+    assert 2 == code
+    assert err.endswith("error: no law applies\n")
+    code, out, err = run("alibi", "--json", "--markdown", **ends)
+    assert (2, "") == (code, out)
     code, out, err = run("nothing", **ends)
     assert (2, "") == (code, out)
     assert err.startswith("error: target must be")
     assert 1 == err.count("\n")
+
+
+def test_a_report_is_written_to_a_pipe_and_not_over_it(tmp_path, monkeypatch, capsys):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    code, _, _ = run(
+        "alibi", "--laws", "slopes", "--json", "--junit", str(pipe), monkeypatch=monkeypatch, capsys=capsys
+    )
+    assert 0 == code
+    assert os.read(reader, 1 << 16).startswith(b"<?xml")
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_a_failure_is_one_in_junit_and_no_row_of_a_table_breaks():

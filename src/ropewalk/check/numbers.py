@@ -175,7 +175,7 @@ def absolute_precision(subject: Subject) -> Iterator[Finding]:
     zeros = torch.zeros(1, 2, subject.model_dim)
     products = {}
     for place in (0, 1000, 131_071, 2**24 + 1, 10**9 + 7):
-        pair = encoding.embed(zeros, encoding.at(torch.tensor([place, place + 3])))[0]
+        pair = encoding.embed(zeros, encoding.at(torch.tensor([place, place + 3])))[0].double()
         products[place] = pair[0] @ pair[1]
     causes = "angles in float32, or a cosine with a frequency of its own"
     # Each of d / 2 pairs adds cos(distance) from two sines and two cosines that are off: a random walk of 4 d / 2.

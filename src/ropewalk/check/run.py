@@ -19,7 +19,7 @@ from ropewalk.check.outside import laws_of
 from ropewalk.check.subject import Subject
 from ropewalk.check.verdict import Law, Report, Verdict
 from ropewalk.encodings import Encoding, Learned
-from ropewalk.errors import message, require
+from ropewalk.errors import message, require, require_count
 
 DTYPES = ("float32", "float64", "bfloat16")
 
@@ -66,7 +66,8 @@ def check(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the inputs are tiny: threads would only wait for each other
     try:
-        return Report(plan.name, tuple(_applied(law, plan.subject, progress) for law in chosen))
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers go on as if nothing had been drawn
+            return Report(plan.name, tuple(_applied(law, plan.subject, progress) for law in chosen))
     finally:
         torch.set_num_threads(threads)
 
@@ -80,7 +81,7 @@ def _applied(law: Law, subject: Any, progress: Callable[[str], None] | None) -> 
 def _chosen(plan: Plan, wanted: Iterable[str] | None, compiled: bool) -> list[Law]:
     if wanted is None:
         return [law for law in plan.laws if compiled or not law.compiled]
-    names = list(wanted)
+    names = list(dict.fromkeys(wanted))
     known = {law.name: law for law in plan.laws}
     for name in names:
         require(name in known, "laws", f"among {', '.join(known)}", repr(name))
@@ -125,6 +126,11 @@ def plan_for(
     head_dim: int | None = None,
 ) -> Plan:
     """What `check` would do; arguments and errors as there."""
+    found = tuple(_dtype(given) for given in dtypes)
+    require(len(found) > 0, "dtypes", "at least one", dtypes)
+    for size, given in (("num_heads", num_heads), ("head_dim", head_dim)):
+        if given is not None:
+            require_count(given, size)
     name = target if isinstance(target, str) else ""
     if isinstance(target, str) and not os.path.exists(target):
         target = _named(target)
@@ -134,8 +140,6 @@ def plan_for(
     if _is_model(target):
         from ropewalk.check.models import LAWS_OF_MODELS, ModelSubject
 
-        found = tuple(_dtype(given) for given in dtypes)
-        require(len(found) > 0, "dtypes", "at least one", dtypes)
         subject = ModelSubject(target, found[0], found)
         return Plan(subject.name, subject, LAWS_OF_MODELS)
     make = _maker(target, {"num_heads": num_heads or 8, "head_dim": head_dim or 16})
@@ -194,7 +198,11 @@ def _maker(target: Any, sizes: dict[str, int]) -> Callable[[], Encoding | None] 
     def make() -> Encoding | None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(11)  # what is learned starts equal
-            made = target(**(standard if every else named))
+            try:
+                made = target(**(standard if every else named))
+            except Exception as error:
+                found = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise ValueError(message("target", "built without an error", found)) from error
         return made if isinstance(made, Encoding) else None
 
     return make
@@ -210,7 +218,10 @@ def _subject(make: Callable[[], Any], made: Encoding, num_heads: int | None, hea
                 found.setdefault(name, size)
         if isinstance(part, Learned):
             found.setdefault("model_dim", part.table.shape[-1])
-    width = head_dim or found.get("head_dim", 16)
-    heads = num_heads or found.get("num_heads") or max(1, found.get("model_dim", 8 * width) // width)
+    model_dim = found.get("model_dim")
+    fitting = next((w for w in (16, 8, 4, 2) if model_dim is None or model_dim % w == 0), 1)
+    width = head_dim or found.get("head_dim") or fitting
+    few = 8 if width <= 64 else 4 if width <= 128 else 2  # wide heads take long, and few of them show as much
+    heads = num_heads or found.get("num_heads") or (few if model_dim is None else max(1, model_dim // width))
     kv = 2 if heads % 2 == 0 and heads > 4 else 1  # a ratio that shows when one count is taken for the other
     return Subject(make, backend="auto", head_dim=width, num_heads=heads, num_kv_heads=kv)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 from typing import Annotated
 
 import typer
@@ -39,6 +40,8 @@ def check(
     from ropewalk.check import render, run
     from ropewalk.study import files
 
+    if as_json and markdown:
+        raise ValueError("--markdown must be given without --json, got both")
     tell = teller(as_json)
     report = run.check(
         target,
@@ -55,5 +58,8 @@ def check(
         print(json.dumps(render.plain(report)))
     else:
         print(render.markdown(report) if markdown else report)
-    if not report.passed:
+    if report.findings:
         raise typer.Exit(1)
+    if not report.passed:
+        print("error: no law applies", file=sys.stderr)
+        raise typer.Exit(2)

@@ -17,12 +17,16 @@ SPARE_BYTES = 16 * 2**20
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
     """Replace a file at once: a reader, or a resume after a crash, sees the old content or the new."""
     temporary = path.with_name(path.name + ".tmp")
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+        temporary = path
     try:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+            if temporary != path:
+                os.fsync(file.fileno())
+        if temporary != path:
+            os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, message(path.name, "written whole", error.strerror), str(path)) from error
 

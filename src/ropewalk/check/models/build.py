@@ -22,12 +22,14 @@ CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token")
 WIDTHS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "intermediate_size_mlp",
           "moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size")  # fmt: skip
 HEADS = ("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads")
+LOOPED = ("n_recurrent_layers", "num_layers_per_stack")  # layers that run several times: their count is not free
 ONE = ("n_group", "topk_group", "first_k_dense_replace")
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the advice that transformers prints about configs and models nobody keeps."""
+    """Without the advice that transformers prints about configs and models nobody keeps; random numbers begin anew,
+    and go on afterwards as if nothing had been drawn."""
     import warnings
 
     from transformers.utils import logging as theirs
@@ -36,8 +38,9 @@ def quiet() -> Iterator[None]:
     theirs.set_verbosity(logging.CRITICAL)
     theirs.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
+            torch.manual_seed(0)
             yield
     finally:
         theirs.set_verbosity(level)
@@ -69,8 +72,20 @@ def config_of(target: Any) -> Any:
     require(isinstance(family, str), "model_type", "given in the config", repr(family))
     try:
         return AutoConfig.for_model(family, **keys)
-    except (ValueError, KeyError) as error:
-        raise ValueError(message("model_type", "one that transformers knows", repr(family))) from error
+    except Exception as error:  # strict configs raise classes of their own
+        lines = str(error).strip().splitlines() or [""]
+        unknown = "nrecognized" in lines[0]
+        what = message("model_type", "one that transformers knows; code from elsewhere is not run", repr(family))
+        wrong = message("config", f"one that {family} can be built from", f"{type(error).__name__}: {lines[0]}")
+        raise ValueError(what if unknown else wrong) from error
+
+
+def _text(config: Any) -> Any:
+    """The part of a config that describes a language model, as a decoder."""
+    text = config if hasattr(config, "num_hidden_layers") else config.get_text_config(decoder=True)
+    if getattr(text, "is_decoder", None) is False:  # BERT and its kind see the future otherwise
+        text.is_decoder = True
+    return text
 
 
 def _set(config: Any, name: str, value: Any) -> None:
@@ -82,6 +97,8 @@ def _set(config: Any, name: str, value: Any) -> None:
 def _layers(config: Any) -> int:
     """How many layers show every kind of layer that the model has: at least two, where there are as many."""
     total = int(config.num_hidden_layers)
+    if any(getattr(config, name, None) for name in LOOPED):
+        return total
     kinds = getattr(config, "layer_types", None) or [None] * total
     turning = getattr(config, "no_rope_layers", None) or [None] * total
     seen = list(zip(kinds, turning, strict=False))
@@ -106,14 +123,17 @@ def shrunk(config: Any) -> Any:
         _set(small, "hidden_size", few * head_dim if explicit is None or explicit * heads == hidden else 128)
         for name in ("num_key_value_heads", "num_kv_heads"):
             _set(small, name, few if kv == heads else 1 if kv == 1 else max(1, few // 2))
-        for name in ("word_embed_proj_dim", "embedding_size"):
+        for name in ("decoder_attention_heads", "encoder_attention_heads"):
+            _set(small, name, few)
+        for name in ("word_embed_proj_dim", "embedding_size", "lru_width"):
             if getattr(small, name, None) == hidden:
                 _set(small, name, small.hidden_size)
     layers, total = _layers(small), int(small.num_hidden_layers)
     for name, value in list(vars(small).items()):
         if isinstance(value, list) and len(value) == total and total > 2 and not name.startswith("_"):
             _set(small, name, value[:layers])
-    _set(small, "num_hidden_layers", layers)
+    for name in ("num_hidden_layers", "decoder_layers"):
+        _set(small, name, layers)
     for names, most in (
         (EXPERTS, 4),
         (CHOSEN, 2),
@@ -173,32 +193,31 @@ class ModelSubject:
         self._target, self._models, self._weights = target, {}, None
         with quiet():
             self.config = config_of(target)
-            self._build_first()
+            try:
+                self._build_first()
+            except Exception as error:
+                lines = str(error).strip().splitlines() or [""]
+                found = f"{self.config.model_type}, which fails: {type(error).__name__}: {lines[0]}"
+                raise ValueError(message("target", "a causal model that can be built and run", found)) from error
         self.readings, self.refusal = _read(self.config)
         self.name = f"{self.config.model_type} ({'its own weights' if self.loaded else 'small, random weights'})"
 
     def _build_first(self) -> None:
         self.loaded = isinstance(self._target, nn.Module) or _has_weights(self._target)
         if not self.loaded:
-            self.config = shrunk(self.config)
-        try:
-            first = self._made(self.dtype)
-            if isinstance(self._target, nn.Module):
-                first.load_state_dict(self._target.state_dict())
-            elif not self.loaded:
-                sharpen(first)
-            self._weights = copy.deepcopy(first.state_dict())
-            self._models[self.dtype] = first
-            self.logits(self.tokens(1, 4))
-        except Exception as error:
-            lines = str(error).splitlines() or [""]
-            found = f"{self.config.model_type}, which fails: {type(error).__name__}: {lines[0]}"
-            raise ValueError(message("target", "a causal model that can be built and run", found)) from error
+            self.config = shrunk(_text(self.config))
+        first = self._made(self.dtype)
+        if isinstance(self._target, nn.Module):
+            first.load_state_dict(self._target.state_dict())
+        elif not self.loaded:
+            sharpen(first)
+        self._weights = copy.deepcopy(first.state_dict())
+        self._models[self.dtype] = first
+        self.logits(self.tokens(1, 4))
 
     def _made(self, dtype: torch.dtype) -> Any:
         from transformers import AutoModelForCausalLM
 
-        torch.manual_seed(0)
         config = copy.deepcopy(self.config)
         if self.loaded and not isinstance(self._target, nn.Module):
             return AutoModelForCausalLM.from_pretrained(self._target, dtype=dtype, local_files_only=True).eval()
@@ -219,7 +238,6 @@ class ModelSubject:
         from transformers import AutoModelForCausalLM
 
         with quiet():
-            torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, dtype=self.dtype).eval()
             model.load_state_dict(self._weights)
         return model

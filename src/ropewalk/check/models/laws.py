@@ -5,8 +5,8 @@ from ropewalk.check.models.compare import TOLERANCE, WITH_ANGLES
 from ropewalk.check.verdict import Law
 
 NOISE = (
-    "relative error, root mean square: 4 eps / sqrt(12) x sqrt(8 operations x layers + 2), in float32 x sqrt(width);"
-    " far out twice what it is near, plus what float32 angles are off"
+    "relative error, root mean square: of half precision 4 times what rounding the weights alone does;"
+    " of float32 4 eps / sqrt(12) x sqrt((8 operations x layers + 2) x width), far out plus what its angles are off"
 )
 EXACT = "bit for bit: the same computation twice"
 CAST = f"half precision {EXACT}; otherwise {WITH_ANGLES}"

@@ -64,12 +64,16 @@ def _relative_error(expected: Tensor, got: Tensor) -> float:
     return float((expected - got).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
-def _noise(subject: ModelSubject, dtype: torch.dtype) -> float:
-    """The relative error that roundings of this dtype leave, with a margin of four: one of them is eps / sqrt(12) on
-    average (uniform within half a unit), independent ones add up by the root of their count.  Sums of half precision
-    are made in float32; those of float32 round with each term."""
-    terms = 1 if dtype.itemsize < 4 else max(64, int(getattr(subject.config, "hidden_size", 64)))
-    return 4 * torch.finfo(dtype).eps * ((OPERATIONS * depth(subject) + 2) * terms / 12) ** 0.5
+def _noise(subject: ModelSubject) -> float:
+    """The relative error that roundings of float32 leave, with a margin of four: one of them is eps / sqrt(12) on
+    average (uniform within half a unit), independent ones add up by the root of their count."""
+    terms = max(64, int(getattr(subject.config, "hidden_size", 64)))
+    return 4 * torch.finfo(torch.float32).eps * ((OPERATIONS * depth(subject) + 2) * terms / 12) ** 0.5
+
+
+def _half_noise(subject: ModelSubject, dtype: torch.dtype) -> float:
+    """As `_noise`, for half precision, whose sums are made in float32."""
+    return 4 * torch.finfo(dtype).eps * ((OPERATIONS * depth(subject) + 2) / 12) ** 0.5
 
 
 def _experts(subject: ModelSubject) -> bool:
@@ -95,20 +99,29 @@ def precision(subject: ModelSubject) -> Iterator[Finding | str]:
 
 def _rounded(subject: ModelSubject, dtype: torch.dtype) -> Iterator[Finding]:
     tokens = subject.tokens(1, COUNT)
-    eps = max(torch.finfo(d).eps for d in (dtype, subject.dtype, torch.float32))
-    coarse = next(d for d in (dtype, subject.dtype, torch.float32) if torch.finfo(d).eps == eps)
-    bound, cause = _noise(subject, coarse), "positions, frequencies or tables are rounded to the model's dtype"
+    cause = "positions, frequencies or tables are rounded to the model's dtype"
     for where in ({}, _far_positions(subject)):
         options = {"attention_mask": _mask(tokens), **where} if where else {}
-        error = _relative_error(
-            subject.logits(tokens, **options), subject.logits(tokens, subject.model(dtype), **options)
-        )
+        expected = subject.logits(tokens, **options)
+        error = _relative_error(expected, subject.logits(tokens, subject.model(dtype), **options))
+        bound = _noise(subject) + (angle(subject, FAR) if where else 0.0)
+        if dtype.itemsize < 4:  # activations are rounded as often as weights, or a few times more
+            alone = _relative_error(expected, subject.logits(tokens, _weights_rounded(subject, dtype), **options))
+            bound = 4 * alone or _half_noise(subject, dtype)  # weights that were rounded before round to themselves
         if not error <= bound:
             place = f"at {where['position_ids'][0].tolist()}" if where else "in a row"
             given, kind = f"{COUNT} tokens {place} in {dtype}", "K01" if where else "K02"
             yield Finding("precision", given, f"a relative error of at most {bound:.2g}", f"{error:.2g}", cause, kind)
             return
-        bound = 2 * max(error, bound / 16) + angle(subject, FAR)
+
+
+def _weights_rounded(subject: ModelSubject, dtype: torch.dtype) -> Any:
+    """The model with weights as coarse as `dtype`, and everything else as it is."""
+    model = subject.fresh()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
+    return model
 
 
 def casts(subject: ModelSubject) -> Iterator[Finding | str]:
