@@ -75,8 +75,8 @@ def moshi_sees_beyond_its_window_in_one_pass():
 
 @torch.no_grad()
 def dory_decodes_other_logits_than_one_pass():
-    """Dory decodes other logits than one pass gives, from the third token on."""
-    model, ids = small("dory", num_hidden_layers=72), tokens(6)
+    """Dory decodes other logits than one pass gives, from the second token on; in float64, so it is no rounding."""
+    model, ids = small("dory", torch.float64, num_hidden_layers=72), tokens(6)
     gap = (model(input_ids=ids).logits - cached(model, ids, (1,) * 6)).abs()
     return said(float(gap.max()), "logits of 6 tokens, one by one, differ by")
 
@@ -90,12 +90,42 @@ def jamba_goes_on_with_two_tokens_as_if_nothing_came_before():
     return said(float(two), f"logits in chunks of 1 and 2 (one by one: {one:.1g}) differ by")
 
 
+@torch.no_grad()
+def padding_moves_the_blocks_of_deepseek_v4():
+    """DeepSeek-V4 compresses tokens in blocks counted from the start of the row, so left padding changes what is in
+    one block with what."""
+    return padded_on_the_left(small("deepseek_v4", num_hidden_layers=4), 9)
+
+
+@torch.no_grad()
+def padding_is_read_by_recurrent_gemma():
+    """RecurrentGemma's recurrent layers read the padding on the left."""
+    return padded_on_the_left(small("recurrent_gemma", lru_width=64, num_hidden_layers=3), 5)
+
+
+@torch.no_grad()
+def padding_changes_roformer():
+    """RoFormer as a decoder gives real tokens other logits after padding on the left, although it is told by the mask
+    and its rotation is relative."""
+    return padded_on_the_left(small("roformer", is_decoder=True, embedding_size=64), 5)
+
+
+def padded_on_the_left(model, count):
+    ids = tokens(count)
+    mask = torch.tensor([[0] + [1] * count])
+    padded = model(input_ids=torch.cat((ids[:, :1], ids), dim=1), attention_mask=mask).logits[:, 1:]
+    return said(float((model(input_ids=ids).logits - padded).abs().max()), "logits of real tokens change by")
+
+
 FAULTS = (
     cast_rounds_frequencies,
     padding_makes_eager_float64_nan,
     moshi_sees_beyond_its_window_in_one_pass,
     dory_decodes_other_logits_than_one_pass,
     jamba_goes_on_with_two_tokens_as_if_nothing_came_before,
+    padding_moves_the_blocks_of_deepseek_v4,
+    padding_is_read_by_recurrent_gemma,
+    padding_changes_roformer,
 )
 
 

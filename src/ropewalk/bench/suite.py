@@ -48,7 +48,7 @@ SECONDS = {
     "attention-float32": 300,
     "attention-bfloat16": 900,
     "attention-16384": 1800,
-    "attention-65536": 600,
+    "attention-65536": 300,
     "attention-symmetric": 300,
     "attention-symmetric-16384": 900,
 }

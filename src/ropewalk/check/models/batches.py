@@ -170,7 +170,8 @@ def _generated(subject: ModelSubject, tokens: Tensor, mask: Tensor) -> list[Tens
 def packing(subject: ModelSubject) -> Iterator[Finding | str]:
     """Documents in one row, with positions that restart and a mask between them, give what they give alone."""
     positions_given(subject)
-    if any(isinstance(module, torch.nn.Conv1d) for module in subject.model().modules()):
+    kinds = getattr(subject.config, "layer_types", None) or ()
+    if "linear_attention" in kinds or any(isinstance(module, torch.nn.Conv1d) for module in subject.model().modules()):
         raise NotApplicable("it has recurrent layers, which read on from one document to the next")
     first, second = subject.tokens(1, 3), subject.tokens(1, 2, seed=1)
     tokens = torch.cat((first, second), dim=1)

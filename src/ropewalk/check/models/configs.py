@@ -14,7 +14,7 @@ from ropewalk.check.models.batches import _padded, cached, has_cache
 from ropewalk.check.models.build import ModelSubject, quiet
 from ropewalk.check.models.compare import angle, rounding, spread, unequal
 from ropewalk.check.verdict import Finding, NotApplicable
-from ropewalk.encodings import Encoding, Temperature
+from ropewalk.encodings import Encoding, NoPE, Temperature
 from ropewalk.hf.config_write import equal, parts, turning
 
 ABOUT = re.compile(
@@ -177,7 +177,7 @@ def _reading_changes(subject: ModelSubject, config: Any) -> bool:
 
 
 def _lasting(encoding: Encoding) -> list[Encoding]:
-    return [part for part in parts(encoding) if not isinstance(part, Temperature)]
+    return [part for part in parts(encoding) if not isinstance(part, Temperature | NoPE)]
 
 
 def reading(subject: ModelSubject) -> Iterator[Finding | str]:
