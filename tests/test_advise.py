@@ -21,11 +21,18 @@ LLAMA = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "n
 BLOOM = {"model_type": "bloom", "hidden_size": 256, "n_head": 4, "n_layer": 2, "seq_length": 2048}
 BERT = {"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
         "max_position_embeddings": 512}  # fmt: skip
+LLAMA31 = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2,
+           "max_position_embeddings": 131072, "rope_theta": 500000.0,
+           "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192,
+                            "low_freq_factor": 1.0, "high_freq_factor": 4.0}}  # fmt: skip
+GEMMA = {"model_type": "gemma3_text", "hidden_size": 640, "num_attention_heads": 4, "head_dim": 256,
+         "num_hidden_layers": 6, "sliding_window": 512, "max_position_embeddings": 32768}  # fmt: skip
 NEW = {"train_len": 512, "num_heads": 4, "head_dim": 64}
 ROWS = {
     "weights with ALiBi": ({"config": BLOOM, "eval_len": 8192}, "as it is"),
     "weights, within the length that they are made for": ({"config": LLAMA, "eval_len": 4096}, "as it is"),
     "weights with RoPE, local task, no training": ({"config": LLAMA, "eval_len": 8192, "task": "local"}, "window"),
+    "weights with RoPE, stretched already": ({"config": LLAMA31, "eval_len": 300_000, "budget": "finetune"}, "llama3"),
     "weights with RoPE, no training": ({"config": LLAMA, "eval_len": 8192}, "yarn"),
     "weights with RoPE, fine-tuning, stretch up to 32": (
         {"config": LLAMA, "eval_len": 32 * 4096, "budget": "finetune"}, "yarn"),
@@ -149,6 +156,7 @@ def test_a_stretched_config_is_taken_at_its_word():
         ({"config": LLAMA, "eval_len": 512, "train_len": 8}, r"train_len must be what the config says \(4096\), got 8"),
         ({"config": BERT, "eval_len": 513}, r"eval_len must be at most the trained length \(512\), got 513"),
         ({**NEW, "eval_len": 512, "head_dim": 7}, "head_dim must be even, got 7"),
+        ({"config": LLAMA, "eval_len": 65 * 4096}, "eval_len must be at most 64 times"),
         ({**NEW, "eval_len": 0}, "eval_len must be at least 1, got 0"),
         ({**NEW, "eval_len": 1 << 22}, "eval_len must be at most 2097152"),
         ({**NEW, "eval_len": 512, "task": "fun"}, "task must be retrieval or local, got 'fun'"),
@@ -174,7 +182,64 @@ def test_commands_to_verify_exist(name):
         found = commands[command]
         if hasattr(found, "commands"):
             found, rest = found.commands[rest[0]], rest[1:]
-        found.make_context(command, rest)
+        found.make_context(command, list(rest))
+        assert "--out" in rest or "plot" != command
+        assert "--dry-run" in rest or command not in ("study", "extend")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["weights with RoPE, no training", "new weights, retrieval beyond the training length",
+                                  "new weights, local task"])  # fmt: skip
+def test_commands_to_verify_run_when_pasted(name, monkeypatch, capsys, tmp_path):
+    """In a folder where the block is new.json; `extend` needs a model's weights, so it is asked for its help."""
+    pytest.importorskip("matplotlib")
+    answer = advise.advise(**ROWS[name][0])
+    (tmp_path / "new.json").write_text(json.dumps(answer.config))
+    monkeypatch.chdir(tmp_path)
+    for line in answer.verify:
+        rest = shlex.split(line)
+        monkeypatch.setattr(sys, "argv", [*rest[:2], "--help"] if rest[1] == "extend" else rest)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code in (0, None), line
+        assert "minutes" in capsys.readouterr().out or rest[1] != "study"
+
+
+def test_a_model_folder_is_what_extend_is_given(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    assert " path/to/model " in advise.advise(config=str(path), eval_len=8192).verify[0]
+    (tmp_path / "model.safetensors").touch()
+    assert f" {tmp_path} " in advise.advise(config=str(path), eval_len=8192).verify[0]
+
+
+def test_nothing_is_claimed_beyond_what_was_measured():
+    assert "nothing measured beyond 16 times" in advise.advise(config=LLAMA, eval_len=17 * 4096).why
+    assert "nothing measured" not in advise.advise(config=LLAMA, eval_len=16 * 4096).why
+
+
+def test_llama_31_keeps_its_rule():
+    answer = advise.advise(config=LLAMA31, eval_len=300_000, budget="finetune")
+    assert pytest.approx(300_000 / 8192) == answer.numbers["factor"]
+    old, new = rw.hf.from_config(LLAMA31).inv_freq, rw.hf.from_config(answer.config).inv_freq
+    kept = [i for i in range(64) if 8192 * 500_000.0 ** (-i / 64) / (2 * math.pi) > 4]
+    assert [old[i] for i in kept] == [new[i] for i in kept]
+    assert any("stretched to 131072 already, of which this is 2.29 times" in line for line in answer.cautions)
+
+
+def test_numbers_have_units_and_lines_are_short():
+    text = str(advise.advise(train_len=4096, eval_len=32768, num_heads=32, head_dim=128))
+    assert re.search(r"base \d \d{3} \d{3}|base \d{3} 000", text) and re.search(r"longest wave [\d ]+ tokens", text)
+    assert "(Men et al." in " ".join(text.split())
+    hybrid = str(advise.advise(train_len=512, eval_len=512, num_heads=32, head_dim=64, task="local"))
+    assert 112 >= max(map(len, hybrid.partition("verify")[0].splitlines()))
+
+
+def test_layers_that_differ_are_named_and_unchanged_configs_say_so():
+    assert "rw.hf.layers" in advise.advise(config=GEMMA, eval_len=1024).code
+    assert "rw.hf.layers" in advise.advise(config=GEMMA, eval_len=65536).code
+    for asked in ({"config": BLOOM, "eval_len": 4096}, {"config": LLAMA, "eval_len": 8192, "task": "local"}):
+        assert "nothing changes" in str(advise.advise(**asked))
 
 
 def test_command(monkeypatch, capsys, tmp_path):
@@ -189,7 +254,7 @@ def test_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", [*arguments, "--heads", "3"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert 2 == ended.value.code and "num_heads must be" in capsys.readouterr().err
+    assert 2 == ended.value.code and "--heads must be" in capsys.readouterr().err
 
 
 def test_shipped_numbers_are_in_the_package():

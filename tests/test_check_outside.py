@@ -10,7 +10,7 @@ import outside_mutants
 import ropewalk as rw
 from ropewalk.check.adapters import AttentionFunction, Bias, Rotation, fresh, modules_of
 from ropewalk.check.libraries import adapt, flash_attn_rotary, transformers_rotary
-from ropewalk.check.outside import LAWS_OF_ATTENTION, LAWS_OF_BIAS, LAWS_OF_ROTATION, laws_of, run_on
+from ropewalk.check.outside import LAWS_OF_ATTENTION, LAWS_OF_BIAS, LAWS_OF_ROTATION, check_callable, laws_of, run_on
 from ropewalk.check.shrink import smallest
 
 ALL_LAWS = (*LAWS_OF_ROTATION, *LAWS_OF_BIAS, *LAWS_OF_ATTENTION)
@@ -381,3 +381,50 @@ def test_each_target_takes_less_than_five_seconds():
         started = time.process_time()
         run_on(target)
         assert time.process_time() - started < 5.0
+
+
+def ignores_positions(x, positions):
+    return x.clone()
+
+
+def test_a_rotation_without_positions_is_named_once():
+    assert {"frequencies": {"K11"}} == broken(Rotation(ignores_positions, 16, base=1e4, layout="half"))
+
+
+def test_the_key_function_is_held_to_the_laws_of_the_query_function():
+    rope = rw.Rotary(16, base=10_000.0)
+
+    def turn(x, positions):
+        return rope.query(x, rope.at(positions))
+
+    found = broken(Rotation(turn, 16, key=lambda x, positions: turn(x, positions + 1), base=1e4))
+    assert {"K04"} == found["start"]
+
+
+@pytest.mark.parametrize("answer", [lambda x, p: None, lambda x, p: x[..., :2], lambda x: x])
+def test_what_answers_no_plain_input_is_refused(answer):
+    with pytest.raises(ValueError, match="target must be a function that"):
+        check_callable(Rotation(answer, 16))
+
+
+@pytest.mark.parametrize(("head_dim", "options"), [(15, {}), (16, {"max_positions": 0})])
+def test_odd_heads_and_no_positions_are_refused(head_dim, options):
+    with pytest.raises(ValueError, match="must be"):
+        Rotation(ignores_positions, head_dim, **options)
+
+
+def test_a_rotation_of_float64_alone_keeps_every_law():
+    rope = rw.Rotary(16, base=10_000.0)
+
+    def turn(x, positions):
+        if x.dtype != torch.float64:
+            raise TypeError("float64 only")
+        return rope.query(x, rope.at(positions))
+
+    assert {} == broken(Rotation(turn, 16, base=1e4, layout="half", double=True))
+
+
+def test_another_base_is_said_once():
+    rope = rw.Rotary(16, base=500_000.0)
+    found = broken(Rotation(lambda x, p: rope.query(x, rope.at(p)), 16, base=1e4))
+    assert {"frequencies": {"K09"}} == found

@@ -13,6 +13,7 @@ import pytest
 import oracles
 from ropewalk import cli, explain, spectra
 from ropewalk.explain import models
+from ropewalk.explain.text import vector
 
 VECTOR = [0.2, 0.1, -0.3, 0.7]
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -130,10 +131,58 @@ def test_config_in_numbers():
     turns = [8192 * 500_000.0 ** (-i / 64) / (2 * math.pi) for i in range(64)]
     kept = [min(max((t - 1) / 3, 0.0), 1.0) for t in turns]
     stretched = [t * (k + (1 - k) / 8) for t, k in zip(turns, kept, strict=True)]
-    assert [i for i, t in enumerate(stretched) if t < 1] == group["incomplete_pairs"] == list(range(32, 64))
+    assert [i for i, t in enumerate(turns) if t < 1] == group["incomplete_pairs"]
+    more = [i for i in group["incomplete_pairs"] if stretched[i] * 131072 / 8192 > turns[i] * (1 + 1e-9)]
+    assert more == group["unseen_pairs"]
     assert (8.0, 500000.0, 1.0) == (group["stretch"], group["base"], group["magnitude"])
     assert pytest.approx(group["wavelengths"][-1], rel=1e-9) == 2 * math.pi * 8 * 500_000 ** (63 / 64)
-    assert "32 of 64 pairs, 32-63, complete no turn within 8192 tokens" in str(made)
+    assert f"{len(group['incomplete_pairs'])} of 64 pairs" in str(made)
+
+
+def test_a_linear_stretch_to_its_own_length_shows_no_new_angle():
+    block = {"rope_type": "linear", "factor": 4.0}
+    config = {"hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 16384, "rope_scaling": block,
+              "original_max_position_embeddings": 4096}  # fmt: skip
+    yarn = {**config, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}}
+    for case in (config, yarn):
+        (group,) = explain.config(case).numbers["groups"]
+        assert [i for i in range(64) if 4096 * 10_000.0 ** (-i / 64) < 2 * math.pi] == group["incomplete_pairs"]
+        assert [] == group["unseen_pairs"]
+    made = str(explain.config(yarn))
+    assert "has not shown" not in made and "for 32768 tokens, twice the allowed length" in made
+    far = {**yarn, "max_position_embeddings": 32768}
+    assert explain.config(far).numbers["groups"][0]["unseen_pairs"]
+
+
+def test_layers_behind_a_window_say_what_they_see():
+    config = {"model_type": "gemma3_text", "hidden_size": 640, "num_attention_heads": 4, "head_dim": 256,
+              "num_hidden_layers": 6, "sliding_window": 512, "max_position_embeddings": 32768}  # fmt: skip
+    made = explain.config(config)
+    assert [512, None] == [group["window"] for group in made.numbers["groups"]]
+    near, far = made.sections[1:3]
+    assert "Sees 512 tokens" in near.lines[0] and not any("has not shown" in line for line in near.lines)
+    assert any("has not shown" in line for line in far.lines)
+
+
+@pytest.mark.parametrize("position", [10**12, -(2**63), 2**63 - 1])
+def test_every_printed_digit_is_right_at_far_positions(position):
+    n = explain.rotary(VECTOR, position).numbers
+    with mpmath.workdps(60):
+        expected = [float(mpmath.cos(position * mpmath.mpf(100) ** -i)) for i in range(2)]
+    assert expected == pytest.approx(n["cos"], abs=1e-14)
+    assert f"{position}.00000000" in str(explain.rotary(VECTOR, position))
+
+
+def test_layouts_agree_once_the_input_is_reordered():
+    n = explain.rotary(VECTOR, 5).numbers
+    other = explain.rotary([VECTOR[i] for i in (0, 2, 1, 3)], 5).numbers["result"]["half"]
+    assert [n["result"]["interleaved"][i] for i in (0, 2, 1, 3)] == pytest.approx(other)
+    assert vector(other) in str(explain.rotary(VECTOR, 5))
+
+
+def test_one_head_and_slopes_that_count_the_heads():
+    assert str(explain.alibi(1)).startswith("ALiBi for 1 head:")
+    assert [0.5, 0.25] == [h["slope"] for h in explain.explained("alibi", slopes=[0.5, 0.25]).numbers["heads"]]
 
 
 def test_layers_that_differ_are_told_apart():
@@ -197,6 +246,8 @@ def test_config_that_cannot_be_read_is_refused_by_name():
         ("nonsense", {}, "got 'nonsense'"),
         ("rotary", {}, "vector must be given for rotary"),
         ("rotary", {"vector": [1.0, 2.0, 3.0]}, "vector must be an even number of channels, at least 2, got 3"),
+        ("rotary", {"vector": [1e300, 1e300]}, "vector must be at most 1e.150 in each channel"),
+        ("rotary", {"vector": VECTOR, "position": 10**20}, r"position must be below 2\^63"),
         ("rotary", {"vector": [1.0, math.inf]}, "vector must be finite"),
         ("rotary", {"vector": VECTOR, "key": [1.0, 2.0]}, r"key must be as long as vector \(4\), got 2"),
         ("rotary", {"vector": VECTOR, "num_heads": 2}, "num_heads must be absent for rotary, got 2"),
@@ -226,7 +277,8 @@ def test_command(monkeypatch, capsys, tmp_path):
     [
         ([], "ENCODING must be given, or --config instead of it, got neither"),
         (["rotary", "--config", "x"], "got both"),
-        (["--config", "x", "--heads", "3"], "num_heads must be absent with --config, got 3"),
+        (["--config", "x", "--heads", "3"], "--heads must be absent with --config, got 3"),
+        (["sinusoidal"], "--dim must be given for sinusoidal"),
         (["rotary", "--vector", "1,a"], "--vector must be numbers separated by commas, got '1,a'"),
     ],
 )

@@ -1,12 +1,12 @@
 """Figures show what the formulas say: lines and maps read back from the axes, against numbers by another route."""
 
+import json
 import math
 
 import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.figure import Figure
-from mpmath import mp
 
 import ropewalk as rw
 from ropewalk import plots
@@ -24,71 +24,8 @@ def lines(axes):
     return {line.get_label(): tuple(map(list, line.get_data())) for line in drawn}
 
 
-def marks(axes):
-    return {line.get_label(): line.get_ydata()[0] for line in axes.get_lines() if line.get_color() == GREY}
-
-
 def images(panels):
     return [torch.as_tensor(axes.get_images()[0].get_array().filled(math.nan)) for axes in panels]
-
-
-def inv_freq(pair, dim=64, base=10_000):
-    return float(mp.mpf(base) ** (-mp.mpf(2 * pair) / dim))
-
-
-def test_angles_are_position_times_frequency():
-    drawn = lines(plots.angles())
-    assert {"position 0", "position 10", "position 100", "position 200", "position 500"} == set(drawn)
-    for position in (0, 10, 100, 200, 500):
-        x, y = drawn[f"position {position}"]
-        assert list(range(32)) == x
-        assert [position * inv_freq(i) for i in range(32)] == pytest.approx(y, rel=1e-14)
-
-
-def test_wrapped_angles_have_the_cosines_of_the_exact_ones():
-    far = 10**12 + 1
-    [(_, y)] = lines(plots.angles([far], wrapped=True)).values()
-    with mp.workdps(60):
-        exact = [mp.mpf(10_000) ** (-mp.mpf(2 * i) / 64) for i in range(32)]
-        assert [float(mp.cos(far * w)) for w in exact] == pytest.approx([math.cos(a) for a in y], abs=1e-14)
-    assert all(-math.pi <= angle < math.pi for angle in y)
-
-
-def test_angles_of_an_encoding_are_those_of_its_spectrum():
-    encoding = rw.Hybrid(rw.Rotary(16, base=500), rw.ALiBi(4))
-    [(_, y)] = lines(plots.angles([7], spectrum=encoding)).values()
-    assert [7 * inv_freq(i, 16, 500) for i in range(8)] == pytest.approx(y, rel=1e-14)
-
-
-def test_wavelengths_are_tokens_per_turn_with_both_lengths_marked():
-    axes = plots.wavelengths(rw.Rotary(128), train_len=4096, eval_len=32_768)
-    [(_, y)] = lines(axes).values()
-    assert [2 * math.pi * 10_000 ** (2 * i / 128) for i in range(64)] == pytest.approx(y, rel=1e-12)
-    turns = {n: sum(2 * math.pi * 10_000 ** (2 * i / 128) <= n for i in range(64)) for n in (4096, 32_768)}
-    assert {
-        f"trained on 4096 tokens, {turns[4096]} of 64 pairs complete a turn": 4096,
-        f"to be read: 32 768 tokens, {turns[32_768]} of 64 pairs complete a turn": 32_768,
-    } == marks(axes)
-
-
-def test_pairs_that_never_turn_are_counted_not_drawn():
-    axes = plots.wavelengths({"Gemma": rw.spectra.proportional(8, rotary_dim=4)})
-    [(label, (_, y))] = lines(axes).items()
-    assert "Gemma: 2 of 4 pairs never turn" == label
-    assert [True, True, False, False] == [math.isfinite(v) for v in y]
-
-
-def test_each_stretch_method_is_drawn_relative_to_plain():
-    drawn = lines(plots.spectra(rotary_dim=64, stretch=8, train_len=4096))
-    assert [1.0] * 32 == drawn["plain"][1]
-    assert [1 / 8] * 32 == drawn["linear"][1]
-    ntk = [8 ** (-2 * i / 62) for i in range(32)]  # base grows 8^(64/62) times
-    assert ntk == pytest.approx(drawn["NTK"][1], rel=1e-12)
-    dynamic = [(8 * 8 - 7) ** (-2 * i / 62) for i in range(32)]
-    assert dynamic == pytest.approx(drawn["dynamic NTK"][1], rel=1e-12)
-    magnitude = f"YaRN, tables × {0.1 * math.log(8) + 1:.3g}"
-    assert (1.0, 1 / 8) == pytest.approx((drawn[magnitude][1][0], drawn[magnitude][1][-1]))
-    assert (1.0, 1 / 8) == pytest.approx((drawn["Llama 3"][1][0], drawn["Llama 3"][1][-1]))
 
 
 def test_decay_is_the_mean_cosine():
@@ -127,6 +64,30 @@ def test_far_distances_are_thinned_but_none_is_overlooked():
     assert next(n for n, value in enumerate(exact) if value < 0) - 1 == row["above_0_up_to"]
 
 
+def test_far_out_a_band_holds_every_distance():
+    numbers = scores.decay_numbers([500], rotary_dim=8, max_distance=20_000)
+    exact = [sum(math.cos(n * 500 ** (-2 * i / 8)) for i in range(4)) / 4 for n in range(20_001)]
+    band = numbers["bases"][0]["band"]
+    assert 20_001 == band["to"][-1]
+    assert band["from"][1:] == band["to"][:-1]
+    for k in (0, len(band["from"]) - 1):
+        held = exact[band["from"][k] : band["to"][k]]
+        assert scores.DENSE - 1 <= len(held)
+        drawn = (band["low"][k], band["mean"][k], band["high"][k])
+        assert (min(held), sum(held) / len(held), max(held)) == pytest.approx(drawn, abs=1e-8)
+    assert [] == scores.decay_numbers([500], rotary_dim=8, max_distance=50)["bases"][0]["band"]["from"]
+
+
+def test_near_by_each_distance_is_drawn_and_far_out_the_means():
+    axes = plots.decay([500], rotary_dim=8, max_distance=4096)
+    [(_, (x, y))] = lines(axes).items()
+    [row] = scores.decay_numbers([500], rotary_dim=8, max_distance=4096)["bases"]
+    first = row["band"]["from"][0]
+    assert list(range(1, first)) == x[: first - 1]
+    assert row["values"][1:first] + row["band"]["mean"] == y
+    assert 1 == len(axes.collections)
+
+
 def test_bound_is_the_papers_sum_and_no_score_exceeds_it():
     [row] = scores.decay_numbers([10_000], rotary_dim=8, max_distance=40, bound=True)["bases"]
     frequencies = [10_000 ** (-2 * i / 8) for i in range(4)]
@@ -154,6 +115,25 @@ def test_bias_matrix_holds_every_query_and_key():
     for slope, drawn in zip((1 / 4, 1 / 256), images(panels), strict=True):
         exact = torch.tensor([[-slope * (q - k) if k <= q else math.nan for k in range(5)] for q in range(5)])
         torch.testing.assert_close(exact, drawn.float(), equal_nan=True)
+
+
+def test_colour_bars_write_minus_as_axes_do():
+    panels = plots.bias_matrix("alibi", heads=[0], seq_len=64)
+    bar = panels[0].figure.axes[-1]
+    assert "−10" in [tick.get_text() for tick in bar.get_yticklabels()]
+    assert "−π" in [t.get_text() for t in plots.angles([1], wrapped=True).get_yticklabels()]
+
+
+def test_the_page_of_one_head_is_filled_from_side_to_side():
+    plan = output.KINDS["bias"]
+    numbers = plan.numbers(num_heads=1)
+    with style.looks():
+        figure = style.page(plan.size(numbers))
+        plan.fill(numbers, figure)
+        figure.draw_without_rendering()
+    over_distance, matrix = (axes.get_window_extent() for axes in figure.axes[:2])
+    assert over_distance.x1 < matrix.x0
+    assert over_distance.x0 < figure.bbox.width / 4
 
 
 def test_a_large_bias_matrix_is_sampled_and_keeps_its_scale():
@@ -256,6 +236,13 @@ def test_lengths_are_means_over_seeds_with_one_deviation():
     assert (1, 9) == (points[1]["low"], points[1]["high"])
 
 
+@pytest.mark.parametrize(("tokenizer", "per"), [("byte", "byte"), ("words", "token")])
+def test_lengths_say_what_a_perplexity_is_per(tokenizer, per, tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(ROWS))
+    (tmp_path / "study.json").write_text(json.dumps({"settings": {"tokenizer": tokenizer}}))
+    assert f"perplexity per {per}" == plots.lengths(tmp_path).get_ylabel()
+
+
 def test_lengths_show_the_protocol_that_was_asked_for():
     [container] = plots.lengths(ROWS, protocol="sliding").containers
     assert [7.0] == list(container.lines[0].get_ydata())
@@ -266,7 +253,7 @@ def test_spectra_of_a_config_are_grouped_by_layers():
               "num_hidden_layers": 6, "max_position_embeddings": 512, "sliding_window": 64, "rope_theta": 1e6,
               "rope_local_base_freq": 10_000.0}  # fmt: skip
     found = sources.of_config(config)
-    assert ["layers 0-4", "layers 5"] == list(found.spectra)
+    assert ["layers 0-4", "layer 5"] == list(found.spectra)
     assert [rw.spectra.plain(16), rw.spectra.plain(16, 1e6)] == list(found.spectra.values())
     assert {"": rw.spectra.plain(16, 1e6)} == sources.of_config(config, layer=5).spectra
 

@@ -122,7 +122,7 @@ REFUSED = {
     "nothing wanted": (["angles"], "--out must be given, got None\nhint: --out angles.svg"),
     "encoding": (["angles", "--encoding", "foo", "--out", "old.svg"], "encoding must be one of alibi"),
     "no turns": (["angles", "--encoding", "alibi", "--out", "old.svg"], "encoding must be one that turns channels"),
-    "position": (["angles", "--positions=-3", "--out", "old.svg"], "positions must be at least 0, got -3"),
+    "position": (["angles", "--positions", str(2**63), "--out", "old.svg"], "positions must be below 2^63"),
     "no integers": (["angles", "--positions", "1,a", "--out", "old.svg"], "--positions must be integers"),
     "no config": (["wavelengths", "--config", "none", "--out", "old.svg"], "config must be a folder"),
     "config and base": (["wavelengths", "--config", "c", "--base", "5", "--out", "old.svg"], "--base must be absent"),
@@ -134,6 +134,10 @@ REFUSED = {
     "encoding and method": (
         ["angles", "--encoding", "rotary", "--method", "ntk", "--stretch", "2", "--out", "old.svg"],
         "--method must be absent with --encoding",
+    ),
+    "encoding and methods": (
+        ["wavelengths", "--encoding", "rotary", "--methods", "plain", "--out", "old.svg"],
+        "--methods must be absent with --encoding, got 'plain'",
     ),
     "stretch alone": (["angles", "--stretch", "2", "--out", "old.svg"], "a method must be given with --stretch"),
     "no method": (["spectra", "--methods", "longrope", "--out", "old.svg"], "method must be one of plain, linear"),
@@ -165,6 +169,21 @@ def test_what_cannot_be_drawn_is_refused_by_name_and_the_earlier_file_is_kept(ru
     assert {"old.svg", "results.json"} == {path.name for path in pathlib.Path().iterdir()}
 
 
+def test_what_takes_long_says_so_unless_json_is_wanted(run, monkeypatch):
+    monkeypatch.setattr(output, "PATIENCE", 0.0)
+    code, out, err = run("receptive", *QUICK["receptive"], "--out", "a.svg")
+    assert (0, "") == (code, out)
+    assert ["nope, 1 of 4", "rotary+alibi, 4 of 4"] == [
+        line.removeprefix("receptive: ") for line in err.splitlines() if "1 of" in line or "4 of" in line
+    ]
+    assert "" == run("receptive", *QUICK["receptive"], "--json")[2]
+
+
+def test_negative_positions_are_taken(run):
+    _, out, _ = run("angles", "--positions", "-5", "--json")
+    assert [-5] == json.loads(out)["positions"]
+
+
 def test_dynamic_config_asks_for_the_length(run, tmp_path):
     config = {"model_type": "llama", "head_dim": 16, "num_hidden_layers": 1, "max_position_embeddings": 64,
               "rope_scaling": {"type": "dynamic", "factor": 2.0}}  # fmt: skip
@@ -182,7 +201,10 @@ def test_an_interrupted_write_keeps_the_earlier_file(run, monkeypatch):
 
     monkeypatch.setattr(files.os, "replace", full)
     code, _, err = run("angles", "--out", "old.svg")
-    assert (2, True) == (code, "No space left on device" in err)
+    assert (2, "error: out must be a file that can be written, got 'old.svg' (No space left on device)\n") == (
+        code,
+        err,
+    )
     assert "earlier" == pathlib.Path("old.svg").read_text()
 
 

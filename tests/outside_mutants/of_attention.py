@@ -112,3 +112,9 @@ def queries_turned_in_place(q, k, v, positions):
     q.copy_(right(q, positions[-q.shape[2] :]))
     group = q.shape[1] // k.shape[1]
     return weighted(q, right(k, positions).repeat_interleave(group, 1), v.repeat_interleave(group, 1), causal(q, k))
+
+
+@attention("K16", "seen", window=4)
+def window_of_one_key_more(q, k, v, positions):
+    may = causal(q, k)
+    return right_attention(q, k, v, positions, may=may & torch.ones_like(may).triu(k.shape[2] - q.shape[2] - 4))

@@ -10,6 +10,8 @@ from ropewalk.hf.config_write import parts, turning
 
 TASKS = ("retrieval", "local")
 BUDGETS = ("none", "finetune", "pretrain")
+MOST = 64
+"""The largest stretch of weights that is advised on: twice the largest that YaRN was tested with."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Question:
         config: of those weights.
         max_len: tokens that the config allows.
         told: the trained length, where it was given beside a config.
+        method: by which the config stretches already; None if it does not.
     """
 
     train_len: int
@@ -37,6 +40,7 @@ class Question:
     config: Any = None
     max_len: int | None = None
     told: int | None = None
+    method: str | None = None
 
     @property
     def sound_len(self) -> int:
@@ -47,6 +51,11 @@ class Question:
     def stretch(self) -> float:
         """eval_len / train_len, at least 1."""
         return max(self.eval_len / self.train_len, 1.0)
+
+    @property
+    def further(self) -> float:
+        """eval_len / sound_len, at least 1: the stretch that comes on top of what the config does already."""
+        return max(self.eval_len / self.sound_len, 1.0)
 
     @property
     def beyond(self) -> bool:
@@ -118,8 +127,21 @@ def _with_weights(config: Any, eval_len: int, train_len: int | None, sizes: dict
     if kind == "none":
         hint = "nothing in these weights can be stretched"
         require(eval_len <= trained, "eval_len", f"at most the trained length ({trained})", eval_len, hint=hint)
-    return Question(eval_len=eval_len, task=task, budget=budget, weights=kind, config=config,
-                    max_len=reading.max_len, told=train_len, **counts)  # fmt: skip
+    question = Question(eval_len=eval_len, task=task, budget=budget, weights=kind, config=config,
+                        max_len=reading.max_len, told=train_len, method=_method(reading), **counts)  # fmt: skip
+    if kind == "rotary" and (task, budget) != ("local", "none"):
+        hint = "no stretch so large was measured, here or in the papers; train further on longer text in steps"
+        most = MOST * question.sound_len
+        require(eval_len <= most, "eval_len", f"at most {MOST} times what the weights are made for ({most})", eval_len,
+                hint=hint)  # fmt: skip
+    return question
+
+
+def _method(reading: Any) -> str | None:
+    """The stretch that a config has already, as `ropewalk.hf.extend` calls it."""
+    turn = turning(reading.encoding)
+    recipe = turn.spectrum.recipe if turn is not None else None
+    return recipe[0] if recipe is not None and recipe[0] in ("linear", "ntk", "yarn", "llama3") else None
 
 
 def _kind(encoding: Any) -> str:

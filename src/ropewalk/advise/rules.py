@@ -94,6 +94,14 @@ RULES = (
         _window_is_better,
     ),
     Rule(
+        "weights with RoPE, stretched already",
+        lambda q: q.weights == "rotary" and q.method is not None and q.sound_len > q.train_len,
+        "further",
+        "The same stretch with a larger factor, from the original length: the pairs that it keeps stay as the weights"
+        " know them.  So YaRN went on from 16 to 32, with 200 more steps of training.",
+        "Peng et al. 2023, arXiv:2309.00071v2, Sec. 4.1",
+    ),
+    Rule(
         "weights with RoPE, no training",
         lambda q: q.weights == "rotary" and q.budget == "none",
         "yarn",
@@ -137,7 +145,8 @@ RULES = (
         lambda q: q.weights is None,
         "rotary",
         "No encoding made use of context beyond its training length: choose RoPE with a base for the whole length, and"
-        " train on that length at the end.",
+        " train on that length at the end.  That base is the smallest tried for which a key like its query is"
+        " preferred, in expectation, at every distance asked for (Men et al. 2024, arXiv:2405.14591v1).",
         STUDY,
         _more_context_is_of_no_use,
     ),

@@ -1,13 +1,13 @@
 """A question answered: the rule's choice with its numbers, its measured cost, what to verify and what to paste."""
 
-import json
+import pathlib
 import shlex
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
-from ropewalk.advise import measured
+from ropewalk.advise import measured, shown
 from ropewalk.advise.question import Question, ask
 from ropewalk.advise.rules import rule_for
 from ropewalk.encodings import ALiBi, Rotary
@@ -36,6 +36,7 @@ class Advice:
         verify: commands.
         code: Python.
         config: keys to paste, which `hf.from_config` reads; None where no config can hold the choice.
+        unchanged: whether these are the keys that the model has already.
     """
 
     choice: str
@@ -48,6 +49,7 @@ class Advice:
     verify: list[str]
     code: str
     config: dict[str, Any] | None
+    unchanged: bool = False
     cautions: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,39 +57,43 @@ class Advice:
         return asdict(self)
 
     def __str__(self) -> str:
-        held = (
-            json.dumps(self.config, indent=2).splitlines()
-            if self.config is not None
-            else ["no family of transformers has both parts; build it in Python"]
-        )
-        shown = [f"{name} = {_shown(value)}" for name, value in self.numbers.items()]
-        blocks = (("numbers", shown), ("cost", self.costs), ("quality", self.quality), ("mind", self.cautions),
-                  ("verify", self.verify), ("Python", self.code.splitlines()), ("config", held))  # fmt: skip
-        lines = [f"choose: {self.choice}", f"because: {self.why}", f"rule: {self.rule}; source: {self.source}"]
-        for name, block in blocks:
-            if block:
-                lines += ["", f"{name}:", *(f"  {line}" for line in block)]
-        return "\n".join(lines)
+        return shown.advice(self)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_shown, value))}]"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def advise(**asked: Any) -> Advice:
+def advise(
+    *,
+    eval_len: int,
+    train_len: int | None = None,
+    num_heads: int | None = None,
+    head_dim: int | None = None,
+    task: str = "retrieval",
+    budget: str | None = None,
+    config: Any = None,
+) -> Advice:
     """The answer to a question; arguments and errors as in `question.ask`.
 
     >>> answer = advise(train_len=4096, eval_len=4096, num_heads=32, head_dim=128)
     >>> answer.choice, answer.numbers["base"]
     ('rotary', 50000.0)
     """
-    question = ask(**asked)
+    question = ask(eval_len=eval_len, train_len=train_len, num_heads=num_heads, head_dim=head_dim, task=task,
+                   budget=budget, config=config)  # fmt: skip
     rule = rule_for(question)
     answer = _ANSWERS[rule.choice](question)
     cautions = answer.pop("cautions", []) + _beyond_measured(question)
-    return Advice(rule.choice, rule.name, rule.why, rule.source, cautions=cautions, **answer)
+    choice = answer.pop("choice", rule.choice)
+    return Advice(choice, rule.name, _why(rule.why, question), rule.source, cautions=cautions, **answer)
+
+
+def _most_measured() -> float:
+    return max(measured.lengths()) / measured.shipped()["study"]["train_len"]
+
+
+def _why(why: str, q: Question) -> str:
+    """The rule's reason, which claims no more than was measured."""
+    most = f"{_most_measured():g} times the trained length"
+    limit = f"at every length measured, up to {most}; nothing measured beyond {_most_measured():g} times"
+    return why.replace("at every length measured", limit) if q.stretch > _most_measured() else why
 
 
 def base_for(head_dim: int, length: int) -> int:
@@ -132,8 +138,12 @@ def _rotary(q: Question) -> dict[str, Any]:
         "costs": _cost("rotary", q.eval_len),
         "quality": _lengths_of("rotary"),
         "cautions": cautions,
-        "verify": [_study("rotary", q), f"ropewalk plot wavelengths --head-dim {q.head_dim} --base {base:g}"],
-        "code": f"rw.Rotary({q.head_dim}, base={base:g})",
+        "verify": [
+            _study("rotary", q),
+            f"ropewalk plot wavelengths --head-dim {q.head_dim} --base {base:.0f}"
+            f" --train-length {q.train_len} --eval-length {q.eval_len} --out wavelengths.svg",
+        ],
+        "code": f"rw.Rotary({q.head_dim}, base={base:.0f})",
         "config": _read_back({**block, **to_config(rope)}),
     }
 
@@ -173,8 +183,9 @@ def _as_it_is(q: Question) -> dict[str, Any]:
         "quality": _lengths_of("alibi") if q.weights == "alibi" else [],
         "cautions": cautions,
         "verify": [f"ropewalk explain --config {_path(q)}"],
-        "code": f"rw.hf.from_config({_path(q)!r})",
+        "code": f"rw.hf.{'layers' if _differ(q.config) else 'from_config'}({_plain_path(q)!r})",
         "config": dict(_keys(q)),
+        "unchanged": True,
     }
 
 
@@ -189,9 +200,9 @@ def _stretched(method: str):
                    "stretched_layers": len(made.stretched)}  # fmt: skip
         cautions = [f"These keys must go: {', '.join(made.dropped)}."] if made.dropped else []
         if q.sound_len > q.train_len:
-            cautions.append(
-                f"The config is stretched to {q.sound_len} already; this stretches anew from {q.train_len}."
-            )
+            cautions.append(f"The config is stretched to {q.sound_len} already, of which this is {q.further:.3g} times;"
+                            f" the factor counts from {q.train_len}.  How much a second stretch costs is not measured"
+                            " here: only your own measurement can judge it.")  # fmt: skip
         if q.budget == "none" and q.task == "retrieval":
             cautions.append("Nothing trained means nothing promised at far positions: measure retrieval itself.")
         return {
@@ -199,13 +210,25 @@ def _stretched(method: str):
             "costs": [*_cost("rotary", q.eval_len), "a stretch changes numbers, not the work done"],
             "quality": _stretch_quality(method, q),
             "cautions": cautions,
-            "verify": [f"ropewalk extend {_path(q)} --to {q.eval_len} --methods {method}",
-                       f"ropewalk plot wavelengths --config {_path(q)}"],
-            "code": f"rw.hf.extend(model, to={q.eval_len}, method={method!r})",
+            "choice": method,
+            "verify": _verify_stretch(method, q),
+            "code": f"rw.hf.extend(model, to={q.eval_len}, method={method!r})" + (
+                    "\nrw.hf.layers('new.json')    # one encoding for each layer" if _differ(made.config) else ""),
             "config": _read_back({**_without(_keys(q), made.dropped), **made.block}, q.eval_len),
         }  # fmt: skip
 
     return answer
+
+
+def _further(q: Question) -> dict[str, Any]:
+    assert q.method is not None  # the rule asks for it
+    return _stretched(q.method)(q)
+
+
+def _verify_stretch(method: str, q: Question) -> list[str]:
+    told = "" if q.told is None else f" --train-length {q.told}"
+    return [f"ropewalk extend {_folder(q)} --to {q.eval_len} --methods {method}{told} --dry-run",
+            "ropewalk plot wavelengths --config new.json --out wavelengths.svg"]  # fmt: skip
 
 
 def _window(q: Question) -> dict[str, Any]:
@@ -217,14 +240,15 @@ def _window(q: Question) -> dict[str, Any]:
         "quality": [f"RoPE at {n} tokens behind a window of the trained length: perplexity {window:.2f} per byte,"
                     f" with YaRN {stretched:.2f}, on the same text ({_where()})"],
         "cautions": [f"One layer sees nothing farther than {q.sound_len} tokens back; retrieval is another task."],
-        "verify": [f"ropewalk explain --config {_path(q)}", "ropewalk study --encodings rotary"],
+        "verify": [f"ropewalk explain --config {_path(q)}", "ropewalk study --encodings rotary --dry-run"],
         "code": f"cache = rw.KVCache(encoding)\ncache.evict(sinks=0, window={q.sound_len})    # after each append",
         "config": dict(_keys(q)),
+        "unchanged": True,
     }  # fmt: skip
 
 
 _ANSWERS = {"rotary": _rotary, "rotary+alibi": _hybrid, "as it is": _as_it_is, "window": _window,
-            "yarn": _stretched("yarn"), "ntk": _stretched("ntk")}  # fmt: skip
+            "further": _further, "yarn": _stretched("yarn"), "ntk": _stretched("ntk")}  # fmt: skip
 
 
 # --- measured sentences
@@ -258,7 +282,7 @@ def _stretch_quality(method: str, q: Question) -> list[str]:
 
 
 def _beyond_measured(q: Question) -> list[str]:
-    most = max(measured.lengths()) / measured.shipped()["study"]["train_len"]
+    most = _most_measured()
     small = "Our study trained small models of bytes; larger ones are to be measured before they are trusted."
     if q.stretch > most:
         return [f"A stretch of {q.stretch:g} is beyond the {most:g} that our study measured.", small]
@@ -283,10 +307,30 @@ def _read_back(block: dict[str, Any], length: int | None = None) -> dict[str, An
     return block
 
 
+def _differ(config: Any) -> bool:
+    """Whether layers have more than one encoding, which `hf.from_config` does not choose from."""
+    return len({id(reading.encoding) for reading in describe(config)}) > 1
+
+
+def _plain_path(q: Question) -> str:
+    return str(q.config) if isinstance(q.config, str | pathlib.Path) else "path/to/config.json"
+
+
 def _path(q: Question) -> str:
-    return shlex.quote(str(q.config)) if isinstance(q.config, str) else "MODEL"
+    return shlex.quote(_plain_path(q))
+
+
+def _folder(q: Question) -> str:
+    """The model's folder, if the config lies in one beside weights."""
+    given = pathlib.Path(_plain_path(q))
+    folder = given if given.is_dir() else given.parent
+    weights = given.is_dir() or any(folder.glob("*.safetensors"))
+    return shlex.quote(str(folder)) if weights else "path/to/model"
 
 
 def _study(encodings: str, q: Question) -> str:
-    lengths = f"{q.train_len},{q.eval_len}" if q.beyond else str(q.eval_len)
-    return f"ropewalk study --encodings {encodings} --train-length {q.train_len} --eval-lengths {lengths}"
+    """At the same stretch, from the study's own training length where the asked one would take hours."""
+    trained = min(q.train_len, measured.shipped()["study"]["train_len"])
+    last = round(trained * min(q.eval_len / q.train_len, _most_measured()))
+    lengths = f"{trained},{last}" if q.beyond else str(trained)
+    return f"ropewalk study --encodings {encodings} --train-length {trained} --eval-lengths {lengths} --dry-run"

@@ -1,61 +1,107 @@
 """Does this encoding, this function, this model keep the laws of positions?  `check(target)` says, by behaviour alone.
 
-The module is callable: `ropewalk.check(target)` is `ropewalk.check.check(target)`.
+The module is callable: `ropewalk.check(target)` is `ropewalk.check.check(target)`.  Names are imported when they are
+first used.
 """
 
+import importlib
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ropewalk.check import render
-from ropewalk.check.adapters import AttentionFunction, Bias, Rotation
-from ropewalk.check.kinds import KINDS, Kind
-from ropewalk.check.laws import LAWS, broken, law_named
-from ropewalk.check.libraries import (
-    adapt,
-    flash_attn_rotary,
-    rotary_embedding_torch,
-    transformers_rotary,
-    x_transformers_alibi,
-    x_transformers_relative,
-    x_transformers_rotary,
-)
-from ropewalk.check.run import BoundLaw, check, laws_for
-from ropewalk.check.subject import Parts, Subject
-from ropewalk.check.verdict import Finding, Law, NotApplicable, Report, Verdict
+if TYPE_CHECKING:
+    from ropewalk.check import render as render
+    from ropewalk.check.adapters import AttentionFunction as AttentionFunction
+    from ropewalk.check.adapters import Bias as Bias
+    from ropewalk.check.adapters import Rotation as Rotation
+    from ropewalk.check.kinds import KINDS as KINDS
+    from ropewalk.check.kinds import Kind as Kind
+    from ropewalk.check.laws import LAWS as LAWS
+    from ropewalk.check.laws import broken as broken
+    from ropewalk.check.laws import law_named as law_named
+    from ropewalk.check.libraries import adapt as adapt
+    from ropewalk.check.libraries import flash_attn_rotary as flash_attn_rotary
+    from ropewalk.check.libraries import rotary_embedding_torch as rotary_embedding_torch
+    from ropewalk.check.libraries import transformers_rotary as transformers_rotary
+    from ropewalk.check.libraries import x_transformers_alibi as x_transformers_alibi
+    from ropewalk.check.libraries import x_transformers_relative as x_transformers_relative
+    from ropewalk.check.libraries import x_transformers_rotary as x_transformers_rotary
+    from ropewalk.check.run import BoundLaw as BoundLaw
+    from ropewalk.check.run import check as check
+    from ropewalk.check.run import laws_for as laws_for
+    from ropewalk.check.subject import Parts as Parts
+    from ropewalk.check.subject import Subject as Subject
+    from ropewalk.check.verdict import Finding as Finding
+    from ropewalk.check.verdict import Law as Law
+    from ropewalk.check.verdict import NotApplicable as NotApplicable
+    from ropewalk.check.verdict import Report as Report
+    from ropewalk.check.verdict import Verdict as Verdict
 
-__all__ = [
-    "KINDS",
-    "LAWS",
-    "AttentionFunction",
-    "Bias",
-    "BoundLaw",
-    "Finding",
-    "Kind",
-    "Law",
-    "NotApplicable",
-    "Parts",
-    "Report",
-    "Rotation",
-    "Subject",
-    "Verdict",
-    "adapt",
-    "broken",
-    "check",
-    "flash_attn_rotary",
-    "law_named",
-    "laws_for",
-    "render",
-    "rotary_embedding_torch",
-    "transformers_rotary",
-    "x_transformers_alibi",
-    "x_transformers_relative",
-    "x_transformers_rotary",
-]
+_HOME = {
+    "adapters": (
+        "AttentionFunction",
+        "Bias",
+        "Rotation",
+    ),
+    "kinds": (
+        "KINDS",
+        "Kind",
+    ),
+    "laws": (
+        "LAWS",
+        "broken",
+        "law_named",
+    ),
+    "libraries": (
+        "adapt",
+        "flash_attn_rotary",
+        "rotary_embedding_torch",
+        "transformers_rotary",
+        "x_transformers_alibi",
+        "x_transformers_relative",
+        "x_transformers_rotary",
+    ),
+    "run": (
+        "BoundLaw",
+        "check",
+        "laws_for",
+    ),
+    "subject": (
+        "Parts",
+        "Subject",
+    ),
+    "verdict": (
+        "Finding",
+        "Law",
+        "NotApplicable",
+        "Report",
+        "Verdict",
+    ),
+}
+_NAMES = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["render", *_NAMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str):
+    if name == "render":
+        return importlib.import_module("ropewalk.check.render")
+    if name not in _NAMES:
+        raise AttributeError(f"module 'ropewalk.check' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"ropewalk.check.{_NAMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 class _Callable(types.ModuleType):
-    def __call__(self, target: Any, **options: Any) -> Report:
+    def __call__(self, target: Any, **options: Any):
+        """`check(target, ...)`."""
+        from ropewalk.check.run import check
+
         return check(target, **options)
 
 

@@ -65,6 +65,9 @@ class Rotation:
     def __post_init__(self):
         _require_function(self.f)
         require_count(self.head_dim, "head_dim", 2)
+        require(self.head_dim % 2 == 0, "head_dim", "even", self.head_dim)
+        if self.max_positions is not None:
+            require_count(self.max_positions, "max_positions")
         require(self.layout in (None, "half", "interleaved"), "layout", "half or interleaved", repr(self.layout))
         known = self.direction in (None, "forward", "backward")
         require(known, "direction", "forward or backward", repr(self.direction))
@@ -112,6 +115,8 @@ class Bias:
     def __post_init__(self):
         _require_function(self.f)
         require_count(self.num_heads, "num_heads")
+        if self.max_positions is not None:
+            require_count(self.max_positions, "max_positions")
         require(self.rule in ("alibi", "t5", "any"), "rule", "alibi, t5 or any", repr(self.rule))
         buckets = require_count(self.num_buckets, "num_buckets", 4)
         exact = buckets // (4 if self.bidirectional else 2)

@@ -3,7 +3,6 @@
 import dataclasses
 import textwrap
 from typing import Any
-from xml.etree import ElementTree
 
 from ropewalk.check.kinds import KINDS
 from ropewalk.check.verdict import Finding, Report, Verdict
@@ -75,6 +74,8 @@ def _detail(verdict: Verdict) -> str:
 
 def junit(reports: list[Report]) -> str:
     """JUnit XML, a suite for each report and a case for each law."""
+    from xml.etree import ElementTree
+
     root = ElementTree.Element("testsuites", name="ropewalk check")
     for report in reports:
         failed = sum(v.status == "fail" for v in report.verdicts)

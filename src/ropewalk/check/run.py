@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import inspect
 import os
-import unittest
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 from ropewalk import naming
 from ropewalk.check.laws import LAWS
 from ropewalk.check.libraries import adapt
-from ropewalk.check.outside import laws_of
+from ropewalk.check.outside import check_callable, laws_of
 from ropewalk.check.subject import Subject
 from ropewalk.check.verdict import Law, Report, Verdict
 from ropewalk.encodings import Encoding, Learned
@@ -103,6 +102,8 @@ class BoundLaw:
         """AssertionError if the law is broken; a skipped test if it does not apply."""
         verdict = self._law.verdict(self._plan.subject)
         if verdict.status == "not applicable":
+            import unittest  # which takes its time, and is needed by tests alone
+
             raise unittest.SkipTest(verdict.reason)
         if verdict.status == "fail":
             raise AssertionError(f"{verdict.sentence}\n" + "\n".join(map(str, verdict.findings)))
@@ -136,6 +137,7 @@ def plan_for(
         target = _named(target)
     adapter = adapt(target)
     if adapter is not None:
+        check_callable(adapter)
         return Plan(name or adapter.name, adapter, laws_of(adapter))
     if _is_model(target):
         from ropewalk.check.models import LAWS_OF_MODELS, ModelSubject

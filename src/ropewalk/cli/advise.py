@@ -26,7 +26,11 @@ def advise(
     Example: ropewalk advise --train-length 4096 --eval-length 32768 --heads 32 --head-dim 128
     """
     from ropewalk import advise as rooms
+    from ropewalk.cli.flags import named
 
     sizes = {"train_len": train_length, "num_heads": heads, "head_dim": head_dim}
-    answer = rooms.advise(eval_len=eval_length, task=task, budget=budget, config=config, **sizes)
+    options = {"eval_len": "--eval-length", "train_len": "--train-length", "num_heads": "--heads"}
+    options |= {"head_dim": "--head-dim", "task": "--task", "budget": "--budget", "config": "--config"}
+    with named(options):
+        answer = rooms.advise(eval_len=eval_length, task=task, budget=budget, config=config, **sizes)
     print(json.dumps(answer.as_dict()) if as_json else answer)

@@ -7,6 +7,12 @@ import typer
 
 from ropewalk.cli.frame import app, numbers
 
+_OPTIONS = {
+    name: f"--{name}"
+    for name in ("vector", "key", "position", "distance", "base", "layout", "share", "slopes", "alpha", "length")
+}
+_OPTIONS |= {"num_heads": "--heads", "model_dim": "--dim"}  # fmt: skip
+
 
 @app.command()
 def explain(
@@ -33,6 +39,7 @@ def explain(
     Example: ropewalk explain rotary --vector 0.2,0.1,-0.3,0.7 --position 1
     """
     from ropewalk import explain as rooms
+    from ropewalk.cli.flags import named
 
     given = {"vector": numbers("--vector", vector), "key": numbers("--key", key), "position": position}
     given |= {"distance": distance, "base": base, "layout": layout, "num_heads": heads, "share": share}
@@ -42,10 +49,11 @@ def explain(
             f"ENCODING must be given, or --config instead of it, got {'neither' if not config else 'both'}"
         )
     if encoding is not None:
-        made = rooms.explained(encoding, **given, length=length)
+        with named(_OPTIONS):
+            made = rooms.explained(encoding, **given, length=length)
     else:
         extra = [name for name, value in given.items() if value is not None]
         if extra:
-            raise ValueError(f"{extra[0]} must be absent with --config, got {given[extra[0]]}")
+            raise ValueError(f"{_OPTIONS[extra[0]]} must be absent with --config, got {given[extra[0]]}")
         made = rooms.config(config, length=length)
-    print(json.dumps(made.numbers) if as_json else made)
+    print(json.dumps(made.numbers, allow_nan=False) if as_json else made)

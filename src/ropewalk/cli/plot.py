@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ropewalk.cli.frame import app, integers, names, numbers
+from ropewalk.cli.frame import app, integers, names, numbers, teller
 
 plot = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(plot, name="plot")
@@ -17,7 +17,7 @@ Config = Annotated[str | None, typer.Option(help="A Hugging Face config.json, or
 Layer = Annotated[int | None, typer.Option(help="A layer, counted from 0.")]
 Encoding = Annotated[str | None, typer.Option(help="A name; + composes, module:Class loads your own.")]
 Encodings = Annotated[str | None, typer.Option(help="Names separated by commas; + composes.")]
-HeadDim = Annotated[int | None, typer.Option(help="Channels per head.")]
+HeadDim = Annotated[int | None, typer.Option(help="Channels per head; 64 by default.")]
 NumHeads = Annotated[int | None, typer.Option(help="Heads of the model.")]
 Heads = Annotated[str | None, typer.Option(help="Which heads to show, counted from 0, separated by commas.")]
 Base = Annotated[float | None, typer.Option(help="Base of the frequencies; 10000 by default.")]
@@ -40,7 +40,7 @@ def _plot() -> None:
 def _make(kind: str, given: dict[str, Any], out: str | None, show: bool, as_json: bool) -> None:
     from ropewalk.plots import output
 
-    drawn = output.make(kind, given, out, show, as_json)
+    drawn = output.make(kind, given, out, show, as_json, teller(as_json))
     if as_json:
         print(json.dumps(drawn))
 
@@ -68,8 +68,7 @@ def angles(
     """
     from ropewalk.plots import sources
 
-    methods = None if method is None else (method,)
-    more = {"methods": methods, "stretch": stretch, "train_len": train_length, "eval_len": eval_length}
+    more = {"method": method, "stretch": stretch, "train_len": train_length, "eval_len": eval_length}
     found = sources.asked(config=config, layer=layer, encoding=encoding, head_dim=head_dim, base=base, **more)
     given = {"positions": integers("--positions", positions), "spectrum": found.alone(), "wrapped": wrapped}
     _make("angles", given, out, show, as_json)
@@ -189,7 +188,7 @@ def receptive(
     num_layers: Annotated[int | None, typer.Option(help="Layers; 4 by default.")] = None,
     length: SeqLen = None,
     num_heads: NumHeads = None,
-    head_dim: HeadDim = None,
+    head_dim: Annotated[int | None, typer.Option(help="Channels per head; 8 by default.")] = None,
     samples: Annotated[int | None, typer.Option(help="Random inputs; 2 by default.")] = None,
     seed: Seed = None,
     study: Study = None,
@@ -199,7 +198,7 @@ def receptive(
 ) -> None:
     """How far back the output of a stack of layers depends on its input: norms of gradients over distance.
 
-    Example: ropewalk plot receptive --encodings rotary,alibi --num-layers 6 --out receptive.svg
+    Example: ropewalk plot receptive --encodings rotary,alibi --num-layers 2 --out receptive.svg
     """
     given = {"encodings": names(encodings), "num_layers": num_layers, "seq_len": length, "num_heads": num_heads}
     given |= {"head_dim": head_dim, "samples": samples, "seed": seed, "study": study}

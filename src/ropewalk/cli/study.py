@@ -68,7 +68,12 @@ def study(
         print("interrupted; --resume continues", file=sys.stderr)
         raise typer.Exit(130) from None
     print(json.dumps(ran) if as_json else summary.of_run(ran))
-    for cell, error in ran["failed"].items():
+    _end(ran["failed"])
+
+
+def _end(failed: dict[str, str]) -> None:
+    """Exit code 1 with a line for each run that failed."""
+    for cell, error in failed.items():
         print(f"error: {cell}: {error}", file=sys.stderr)
-    if ran["failed"]:
+    if failed:
         raise typer.Exit(1)

@@ -8,8 +8,9 @@ import torch
 from ropewalk.attention.windows import SLACK, default_eps, reach_of_slope
 from ropewalk.encodings import ALiBi, Hybrid, Rotary
 from ropewalk.errors import require, require_number
-from ropewalk.explain.text import Explanation, Section, number, section, table
-from ropewalk.explain.turning import _checked, _dot, _plain, turned
+from ropewalk.explain.exact import dot, turned
+from ropewalk.explain.text import Explanation, Section, number, plural, section, table
+from ropewalk.explain.turning import _checked, _plain
 
 SHARE = 0.01
 FAR = 1 << 62
@@ -33,7 +34,7 @@ def alibi(num_heads: int, *, slopes: Sequence[float] | None = None, share: float
     columns = ("head", "rule", "slope", f"own share < {share:g}", "read, float32", "read, bfloat16")
     rows = [[str(h["head"]), h["rule"], f"{h['slope']:.8g}", *map(_count, (h["sees"], h["float32"], h["bfloat16"]))]
             for h in heads]  # fmt: skip
-    head = f"ALiBi for {num_heads} heads: score(h, i, j) gains -slope_h |i - j|"
+    head = f"ALiBi for {plural(num_heads, 'head')}: score(h, i, j) gains -slope_h |i - j|"
     return Explanation(
         head, (_rule(encoding), section("Slopes and sight", table(columns, rows)), _sight(share)), numbers
     )
@@ -126,7 +127,7 @@ def hybrid(
     require(isinstance(distance, int) and 0 <= distance < 1 << 40, "distance", "an integer of at least 0", distance)
     rope, bias = Rotary(len(q), base=base, layout=layout), ALiBi(num_heads)
     both = Hybrid(rope, bias, alpha)
-    score = _dot(turned(rope, q, distance), turned(rope, k, 0)) / math.sqrt(len(q))
+    score = dot(turned(rope, q, distance), turned(rope, k, 0)) / math.sqrt(len(q))
     one, zero = torch.tensor(float(distance), dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
     added = both.bias(torch.arange(num_heads), one, zero).tolist()
     weight = 1.0 if alpha is None else float(alpha)
@@ -147,4 +148,4 @@ def hybrid(
             *(["A weight of 0 leaves a bias without content, which is not ALiBi."] if alpha is not None else []),
         ),
     )
-    return Explanation(f"RoPE and ALiBi in one score, {num_heads} heads", steps, numbers)
+    return Explanation(f"RoPE and ALiBi in one score, {plural(num_heads, 'head')}", steps, numbers)

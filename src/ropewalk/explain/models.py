@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ropewalk import spectra
 from ropewalk.encodings import ALiBi, Encoding, Learned, NoPE, Sinusoidal, Temperature
 from ropewalk.errors import require
 from ropewalk.explain.biases import SHARE, reach
@@ -12,13 +13,15 @@ from ropewalk.explain.text import Explanation, Section, section, spans, tokens
 from ropewalk.hf import describe
 from ropewalk.hf.config import Reading
 from ropewalk.hf.config_layers import NO_ATTENTION
+from ropewalk.hf.config_source import load
 from ropewalk.hf.config_write import parts, turning
-from ropewalk.hf.extend_config import METHODS, stretch
+from ropewalk.hf.extend_config import _ALL_SLIDE, _LOCAL, METHODS, _window, stretch, text_part
 from ropewalk.spectra import Spectrum
 
 TOLERANCE = 1e-3
 """The phase error, radians, from which a float32 angle counts as wrong."""
 SEARCHED = 1 << 22
+_STRETCHES = ("linear", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope")
 BLOCK = 1 << 12
 
 
@@ -38,21 +41,31 @@ def config(model: Any, *, length: int | None = None, model_type: str | None = No
     [6, 7]
     """
     readings = describe(model, length=length, model_type=model_type)
+    window = _windows(model, readings)
     groups: dict[tuple, list[Reading]] = {}
     for reading in readings:
-        groups.setdefault((id(reading.encoding), reading.layer_type), []).append(reading)
-    made = [_group(members) for members in groups.values()]
+        groups.setdefault((id(reading.encoding), reading.layer_type, window.get(reading.layer)), []).append(reading)
+    made = [_group(members, window.get(members[0].layer)) for members in groups.values()]
     first = readings[0]
     refused = _stretches(model, first) if model_type is None else {}
     numbers = {"model_type": first.model_type, "num_layers": len(readings), "head_dim": first.head_dim,
                "num_heads": first.num_heads, "num_kv_heads": first.num_kv_heads, "train_len": first.train_len,
                "max_len": first.max_len, "groups": [n for _, n in made], "stretches": refused}  # fmt: skip
     steps = [_sizes(numbers), *(step for step, _ in made)]
-    steps += [_stretch_section(refused)] if refused else []
+    steps += [_stretch_section(refused, _twice(first))] if refused else []
     family = first.model_type or "a model without model_type"
     return Explanation(
         f"Positions in {family}, {len(readings)} layer{'s' * (len(readings) > 1)}", tuple(steps), numbers
     )
+
+
+def _windows(model: Any, readings: tuple[Reading, ...]) -> dict[int, int]:
+    """What a layer sees, tokens, for those behind a window that the config names."""
+    _, window = _window(text_part(load(model)))
+    if window is None:
+        return {}
+    return {r.layer: window for r in readings if r.layer_type in _LOCAL
+            or (r.layer_type is None and r.model_type in _ALL_SLIDE)}  # fmt: skip
 
 
 def _sizes(n: dict) -> Section:
@@ -67,14 +80,15 @@ def _said(value: int | None) -> str:
     return "not said" if value is None else str(value)
 
 
-def _group(members: list[Reading]) -> tuple[Section, dict]:
+def _group(members: list[Reading], window: int | None) -> tuple[Section, dict]:
     """Layers with one encoding."""
     reading, layers = members[0], [m.layer for m in members]
     numbers: dict[str, Any] = {"layers": layers, "layer_type": reading.layer_type, "rope_type": reading.rope_type,
                                "encoding": [type(part).__name__ for part in parts(reading.encoding)]}  # fmt: skip
-    lines: list[str] = []
+    numbers["window"] = window
+    lines = [] if window is None else [f"Sees {window} tokens: nothing farther back takes part, however long the text."]
     for part in parts(reading.encoding):
-        words, more = _part(part, reading)
+        words, more = _part(part, reading, window)
         lines += words
         numbers |= more
     kind = f" ({reading.layer_type})" if reading.layer_type else ""
@@ -82,9 +96,9 @@ def _group(members: list[Reading]) -> tuple[Section, dict]:
     return section(title, lines), numbers
 
 
-def _part(part: Encoding, reading: Reading) -> tuple[list[str], dict]:
+def _part(part: Encoding, reading: Reading, window: int | None) -> tuple[list[str], dict]:
     if turning(part) is not None:
-        return _rotation(part, reading)
+        return _rotation(part, reading, window)
     if isinstance(part, ALiBi):
         return _slopes(part)
     if isinstance(part, Learned):
@@ -118,7 +132,7 @@ def _slopes(part: ALiBi) -> tuple[list[str], dict]:
     return words, {"slopes": list(part.slopes), "sees": [reach(m, SHARE) for m in part.slopes], "share": SHARE}
 
 
-def _rotation(part: Encoding, reading: Reading) -> tuple[list[str], dict]:
+def _rotation(part: Encoding, reading: Reading, window: int | None) -> tuple[list[str], dict]:
     turn = turning(part)
     assert turn is not None
     spectrum = turn.spectrum
@@ -136,18 +150,32 @@ def _rotation(part: Encoding, reading: Reading) -> tuple[list[str], dict]:
         "rotary_dim": turn.rotary_dim,
         "pairs": len(waves),
         "wavelengths": [None if math.isinf(w) else w for w in waves],
-        "incomplete_pairs": [i for i, w in enumerate(waves) if train_len is not None and w > train_len],
+        **_covered(spectrum, train_len, reading.max_len),
         "float32_right_up_to": float32_right_up_to(spectrum),
         "depends_on_length": spectrum.depends_on_length,
     }
-    return _rotation_words(numbers, turn.head_dim, finite, train_len), numbers
+    return _rotation_words(numbers, turn.head_dim, finite, reading, window), numbers
+
+
+def _covered(spectrum: Spectrum, train_len: int | None, max_len: int | None) -> dict[str, list[int]]:
+    """Pairs that completed no turn within the trained length before any stretch, and those of them that now reach, at
+    the allowed length, an angle beyond the one that they had reached by then."""
+    if train_len is None:
+        return {"incomplete_pairs": [], "unseen_pairs": []}
+    name, recipe = spectrum.recipe or ("", ())
+    rule = dict(recipe)
+    plain = spectra.plain(2 * len(spectrum.exact), rule["base"]) if name in _STRETCHES else spectrum
+    slow = [i for i, w in enumerate(plain.inv_freq) if w * train_len < 2 * math.pi]
+    reached = [w * max(max_len or 0, train_len) for w in spectrum.inv_freq]
+    unseen = [i for i in slow if reached[i] > plain.inv_freq[i] * train_len * (1 + 1e-9)]
+    return {"incomplete_pairs": slow, "unseen_pairs": unseen}
 
 
 def _float(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _rotation_words(n: dict, head_dim: int, finite: list[float], train_len: int | None) -> list[str]:
+def _rotation_words(n: dict, head_dim: int, finite: list[float], reading: Reading, window: int | None) -> list[str]:
     paired = "2i with 2i + 1" if n["layout"] == "interleaved" else "i with i + half"
     words = [f"{n['rotary_dim']} of {head_dim} channels turn in {n['pairs']} pairs, {paired} ({n['layout']})."]
     base = f", base {n['base']:g}" if n["base"] is not None else ""
@@ -162,21 +190,31 @@ def _rotation_words(n: dict, head_dim: int, finite: list[float], train_len: int 
     still = n["pairs"] - len(finite)
     if still:
         words.append(f"{still} pairs never turn.")
-    slow = n["incomplete_pairs"]
-    if train_len is None:
-        words.append("Which wavelengths a training length covers cannot be told: the config names none.")
-    elif slow:
-        words.append(
-            f"{len(slow)} of {n['pairs']} pairs, {spans(slow)}, complete no turn within {train_len} tokens: beyond,"
-        )
-        words.append("they reach angles that training has not shown.")
-    else:
-        words.append(f"Every pair completes a turn within {train_len} tokens.")
+    if window is None:
+        words += _cover_words(n, reading.train_len, reading.max_len)
     right = n["float32_right_up_to"]
     limit = f"up to position {right}" if right is not None else f"beyond position {SEARCHED}"
     words.append(f"Angles as position x inv_freq in float32 would be right {limit} (phase error of every pair at most")
     words.append(f"{TOLERANCE:g} rad, inv_freq correctly rounded); Ropewalk's angles are exact at any position.")
     return words
+
+
+def _cover_words(n: dict, train_len: int | None, max_len: int | None) -> list[str]:
+    """Which angles training has shown."""
+    slow, unseen = n["incomplete_pairs"], n["unseen_pairs"]
+    if train_len is None:
+        return ["Which wavelengths a training length covers cannot be told: the config names none."]
+    if not slow:
+        return [f"Every pair completes a turn within {train_len} tokens, so every angle occurs there."]
+    some = f"{len(slow)} of {n['pairs']} pairs, {spans(slow)}, complete no turn within {train_len} tokens"
+    if max_len is None or max_len <= train_len:
+        return [f"{some}: beyond,", "they reach angles that training has not shown."]
+    if not unseen:
+        stay = f"As they are now, they reach within {max_len} tokens no angle that {train_len} did not show."
+        return [f"{some} at their plain frequencies.", stay]
+    return [f"{some} at their plain frequencies.",
+            f"{len(unseen)} of them, {spans(unseen)}, reach within {max_len} tokens angles"
+            f" that {train_len} did not show."]  # fmt: skip
 
 
 def float32_right_up_to(spectrum: Spectrum, tolerance: float = TOLERANCE) -> int | None:
@@ -204,14 +242,18 @@ def float32_right_up_to(spectrum: Spectrum, tolerance: float = TOLERANCE) -> int
     return None
 
 
+def _twice(reading: Reading) -> int:
+    return 2 * (reading.max_len or reading.train_len or 2048)
+
+
 def _stretches(model: Any, reading: Reading) -> dict[str, str]:
-    """For each method, "" if the config can hold it at twice the trained length, else why not."""
+    """For each method, "" if the config can hold it at twice the allowed length, else why not."""
     found = {}
     for method in METHODS:
         if method == "longrope":  # needs factors that only a search gives
             continue
         try:
-            stretch(model, to=2 * (reading.train_len or reading.max_len or 2048), method=method)
+            stretch(model, to=_twice(reading), method=method)
         except (ValueError, TypeError) as error:
             found[method] = str(error).splitlines()[0]
         else:
@@ -219,12 +261,12 @@ def _stretches(model: Any, reading: Reading) -> dict[str, str]:
     return found
 
 
-def _stretch_section(found: dict[str, str]) -> Section:
+def _stretch_section(found: dict[str, str], to: int) -> Section:
     held = [method for method, why in found.items() if not why]
-    lines = [f"can be held: {', '.join(held)}"] if held else []
+    lines = [f"this config can hold: {', '.join(held)}"] if held else []
     reasons: dict[str, list[str]] = {}
     for method, why in found.items():
         if why:
             reasons.setdefault(why, []).append(method)
     lines += [f"refused, {', '.join(methods)}: {why}" for why, methods in reasons.items()]
-    return section("A stretch to twice the trained length", lines)
+    return section(f"Methods of `ropewalk extend` for {to} tokens, twice the allowed length", lines)

@@ -38,6 +38,8 @@ def explained(name: str, **given) -> Explanation:
     for key, value in values.items():
         if key not in parameters:
             raise ValueError(message(key, f"absent for {name}", repr(value), f"it has {', '.join(parameters)}"))
+    if "slopes" in values:  # one for each head, so the list tells how many there are
+        values.setdefault("num_heads", len(values["slopes"]))
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in values:
             raise ValueError(message(key, f"given for {name}", None))

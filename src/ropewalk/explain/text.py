@@ -3,7 +3,13 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
+
+SMALL = 1e-4
+"""Below, eight decimals show fewer than five digits."""
+FLOAT_DECIMALS_END = 1e7
+"""From here on, eight decimals ask for more than the 15 digits that a float holds."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,16 @@ def section(title: str, *lines: str | Iterable[str]) -> Section:
     return Section(title, tuple(flat))
 
 
-def number(value: float) -> str:
-    """Eight decimals, without a sign on zero."""
-    return f"{value + 0.0 if abs(value) >= 5e-9 else 0.0:.8f}"
+def number(value: float | Decimal) -> str:
+    """Eight decimals; eight significant digits where these would be lost, or where a float has no more decimals.
+
+    >>> number(0.5), number(-0.0), number(1.25e-9), number(1e300)
+    ('0.50000000', '0.00000000', '1.25e-09', '1e+300')
+    """
+    if value == 0:
+        return f"{0.0:.8f}"
+    float_ends = isinstance(value, float) and abs(value) >= FLOAT_DECIMALS_END
+    return f"{value:.8g}" if abs(value) < SMALL or float_ends else f"{value:.8f}"
 
 
 def vector(values: Iterable[float]) -> str:
@@ -56,6 +69,15 @@ def tokens(value: float) -> str:
     if math.isinf(value):
         return "never"
     return f"{value:.2f}" if value < 1000 else f"{value:,.0f}".replace(",", " ")
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "head"), plural(12, "head")
+    ('1 head', '12 heads')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -3,17 +3,19 @@
 import math
 from collections.abc import Sequence
 
-import torch
-
-from ropewalk.encodings import Rotary, Sinusoidal
+from ropewalk.encodings import Rotary
 from ropewalk.errors import require, require_count, require_number
+from ropewalk.explain import exact
+from ropewalk.explain.exact import turned
 from ropewalk.explain.text import Explanation, Section, number, section, table, tokens, vector
-from ropewalk.positions import as_positions
+from ropewalk.spectra import Spectrum
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
 APART = 3
 """The distance at which scores are compared, tokens."""
 SHIFTS = (0, 10, 1_000_000)
+LARGEST = 1e150
+"""Of a channel: a float64 holds the product of two of them."""
 
 
 def rotary(
@@ -43,24 +45,17 @@ def rotary(
     rope = Rotary(len(x), base=base, layout=layout)
     other = Rotary(len(x), base=base, layout=OTHER[layout])
     result = {layout: turned(rope, x, position), other.layout: turned(other, x, position)}
-    at = rope.at(torch.tensor([position]), torch.float64)
-    assert at.cos is not None and at.sin is not None
-    cos, sin = at.cos[0].tolist(), at.sin[0].tolist()
-    pairs = _pairs(len(x), layout)
-    angles = [position * w for w in rope.inv_freq]
+    cos, sin = exact.tables(rope.spectrum, position)
+    pairs = exact.pairs(len(x), layout)
+    angles = exact.angles(rope.spectrum, position)
     scores = _scores(rope, x, k, position)
     numbers = {"vector": x, "key": k, "position": position, "base": float(base), "layout": layout, "pairs": pairs,
-               "inv_freq": list(rope.inv_freq), "wavelengths": list(rope.spectrum.wavelengths), "angles": angles,
-               "cos": cos, "sin": sin, "products": _products(x, pairs, cos, sin), "result": result,
+               "inv_freq": list(rope.inv_freq), "wavelengths": list(rope.spectrum.wavelengths),
+               "angles": list(map(float, angles)), "cos": cos, "sin": sin,
+               "products": _products(x, pairs, cos, sin), "result": result,
                "scores": scores, "complex": _complex(x, pairs, cos, sin)}  # fmt: skip
     head = f"RoPE turns {_plain(x)} to position {position}: each pair of channels by the angle position x inv_freq"
-    return Explanation(head, tuple(_steps(numbers)), numbers)
-
-
-def turned(rope: Rotary, x: Sequence[float], position: int) -> list[float]:
-    """One vector at one position, float64."""
-    at = rope.at(torch.tensor([position]), torch.float64)
-    return rope.query(torch.tensor(x, dtype=torch.float64).view(1, 1, 1, -1), at).flatten().tolist()
+    return Explanation(head, tuple(_steps(numbers, list(map(number, angles)))), numbers)
 
 
 def _checked(name: str, values: Sequence[float]) -> list[float]:
@@ -68,21 +63,19 @@ def _checked(name: str, values: Sequence[float]) -> list[float]:
     even = len(numbers) >= 2 and len(numbers) % 2 == 0
     require(even, name, "an even number of channels, at least 2", len(numbers), hint="channels turn in pairs")
     require(all(map(math.isfinite, numbers)), name, "finite throughout", numbers)
+    largest = max(map(abs, numbers))
+    require(largest <= LARGEST, name, f"at most {LARGEST:g} in each channel, so that products stay finite", largest)
     return numbers
 
 
 def _position(position: int) -> int:
-    require_count(position, "position", at_least=-(1 << 62))
-    return int(as_positions(torch.tensor([position]))[0])
+    position = require_count(position, "position", at_least=-(1 << 63))
+    require(position < 1 << 63, "position", "below 2^63, an integer of 64 bits", position)
+    return position
 
 
 def _plain(x: Sequence[float]) -> str:
     return f"[{', '.join(f'{v:g}' for v in x)}]"
-
-
-def _pairs(width: int, layout: str) -> list[list[int]]:
-    half = width // 2
-    return [[i, i + half] if layout == "half" else [2 * i, 2 * i + 1] for i in range(half)]
 
 
 def _products(x: list[float], pairs: list[list[int]], cos: list[float], sin: list[float]) -> list[list[float]]:
@@ -99,18 +92,13 @@ def _complex(x: list[float], pairs: list[list[int]], cos: list[float], sin: list
 
 def _scores(rope: Rotary, q: list[float], k: list[float], position: int) -> list[dict[str, float]]:
     """Scores of the same two vectors: one distance at several positions, then other distances."""
-    first = min(max(position, 0), 1 << 40)
-    places = [(first + shift + APART, first + shift) for shift in SHIFTS]
-    places += [(first + APART + 1, first), (first, first)]
-    made = ((m, n, turned(rope, q, m), turned(rope, k, n)) for m, n in places)
-    return [{"q_pos": m, "k_pos": n, "distance": m - n, "score": _dot(a, b) / math.sqrt(len(q))} for m, n, a, b in made]
+    places = [(position + shift + APART, position + shift) for shift in SHIFTS]
+    places += [(position + APART + 1, position), (position, position)]
+    made = ((m, n, exact.dot(turned(rope, q, m), turned(rope, k, n)) / math.sqrt(len(q))) for m, n in places)
+    return [{"q_pos": m, "k_pos": n, "distance": m - n, "score": score} for m, n, score in made]
 
 
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return math.fsum(x * y for x, y in zip(a, b, strict=True))
-
-
-def _steps(n: dict) -> list[Section]:
+def _steps(n: dict, angles: list[str]) -> list[Section]:
     x, layout, pairs, position = n["vector"], n["layout"], n["pairs"], n["position"]
     named = [f"({a}, {b})" for a, b in pairs]
     how = "channels 2i and 2i + 1" if layout == "interleaved" else "channels i and i + head_dim / 2"
@@ -128,19 +116,32 @@ def _steps(n: dict) -> list[Section]:
             f"Angles: position x inv_freq, position {position}; their cosines and sines",
             table(
                 ("pair", "angle, radians", "cos", "sin"),
-                zip(named, *(map(number, n[name]) for name in ("angles", "cos", "sin")), strict=True),
+                zip(named, angles, *(map(number, n[name]) for name in ("cos", "sin")), strict=True),
             ),
         ),
         _formula(n, named),
         section(
             "The result in both layouts",
             *(f"{name:<11} {vector(n['result'][name])}" for name in (layout, OTHER[layout])),
-            "Each layout pairs other channels, so the numbers differ; a permutation of channels leads from one to the",
-            "other.  A checkpoint is right with one of them only (`ropewalk convert --detect`).",
+            *_reordered(n),
+            "A checkpoint is right with one of them only (`ropewalk convert --detect`).",
             f"The length stays: {number(math.hypot(*x))} before, {number(math.hypot(*n['result'][layout]))} after.",
         ),
         _distance(n),
-        _as_complex(n, named),
+        _as_complex(n, named, angles),
+    ]
+
+
+def _reordered(n: dict) -> list[str]:
+    """Both layouts do the same once the input is reordered too, shown with numbers."""
+    other, pairs = OTHER[n["layout"]], n["pairs"]
+    order = [a for a, _ in pairs] + [b for _, b in pairs] if other == "half" else [c for pair in pairs for c in pair]
+    x = [n["vector"][c] for c in order]
+    rope = Rotary(len(x), base=n["base"], layout=other)
+    return [
+        "Each layout pairs other channels, so one vector turns to different numbers.  They agree, reordered, if the",
+        f"input is reordered as well: {other} turns {_plain(x)} to",
+        f"{'':<11} {vector(turned(rope, x, n['position']))}",
     ]
 
 
@@ -177,12 +178,12 @@ def _distance(n: dict) -> Section:
     )
 
 
-def _as_complex(n: dict, named: list[str]) -> Section:
+def _as_complex(n: dict, named: list[str], angles: list[str]) -> Section:
     lines = []
-    for name, (a, b), angle, z in zip(named, n["pairs"], n["angles"], n["complex"], strict=True):
+    for name, (a, b), angle, z in zip(named, n["pairs"], angles, n["complex"], strict=True):
         before = f"({n['vector'][a]:g} {'-' if n['vector'][b] < 0 else '+'} {abs(n['vector'][b]):g}i)"
         after = f"{number(z[0])} {'-' if z[1] < 0 else '+'} {number(abs(z[1]))}i"
-        lines.append(f"channels {name}: {before} e^({number(angle)} i) = {after}")
+        lines.append(f"channels {name}: {before} e^({angle} i) = {after}")
     return section(
         "The complex form: a pair (a, b) is a + bi, and turning is a product with e^(i angle)",
         lines,
@@ -204,13 +205,13 @@ def sinusoidal(model_dim: int, position: int = 1, *, base: float = 10_000.0) -> 
     require_count(model_dim, "model_dim", at_least=2)
     require(model_dim % 2 == 0, "model_dim", "even", model_dim, hint="channels come as sine and cosine")
     position = _position(position)
-    encoding, rope = Sinusoidal(model_dim, base), Rotary(model_dim, base=base, layout="interleaved")
-    rows = {p: _row(encoding, p) for p in (position, position + APART, 0, APART, APART + 1)}
-    dots = [[a, b, _dot(rows[a], rows[b])] for a, b in ((position, position + APART), (0, APART), (0, APART + 1))]
-    angles = [position * w for w in rope.inv_freq]
+    rope = Rotary(model_dim, base=base, layout="interleaved")
+    rows = {p: _row(rope.spectrum, p) for p in (position, position + APART, 0, APART, APART + 1)}
+    dots = [[a, b, exact.dot(rows[a], rows[b])] for a, b in ((position, position + APART), (0, APART), (0, APART + 1))]
+    angles = exact.angles(rope.spectrum, position)
     numbers = {"model_dim": model_dim, "position": position, "base": float(base), "inv_freq": list(rope.inv_freq),
-               "wavelengths": list(rope.spectrum.wavelengths), "angles": angles, "added": rows[position],
-               "products": dots}  # fmt: skip
+               "wavelengths": list(rope.spectrum.wavelengths), "angles": list(map(float, angles)),
+               "added": rows[position], "products": dots}  # fmt: skip
     shown = range(model_dim // 2) if model_dim <= 32 else (*range(4), *range(model_dim // 2 - 4, model_dim // 2))
     columns = [[str(i), number(rope.inv_freq[i]), tokens(numbers["wavelengths"][i]), number(angles[i]),
                 number(rows[position][2 * i]), number(rows[position][2 * i + 1])] for i in shown]  # fmt: skip
@@ -234,6 +235,6 @@ def sinusoidal(model_dim: int, position: int = 1, *, base: float = 10_000.0) -> 
     )
 
 
-def _row(encoding: Sinusoidal, position: int) -> list[float]:
-    at = encoding.at(torch.tensor([position]), torch.float64)
-    return encoding.embed(torch.zeros(1, 1, encoding.model_dim, dtype=torch.float64), at).flatten().tolist()
+def _row(spectrum: Spectrum, position: int) -> list[float]:
+    cos, sin = exact.tables(spectrum, position)
+    return [value for pair in zip(sin, cos, strict=True) for value in pair]

@@ -4,6 +4,8 @@ import io
 import os
 import pathlib
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,15 +15,22 @@ from ropewalk.plots.style import Axes, Figure
 from ropewalk.study import files
 
 SUFFIXES = (".svg", ".png")
+PATIENCE = 2.0  # seconds
+
+
+def _quiet(_: str) -> None:
+    pass
 
 
 class Kind(NamedTuple):
-    """A kind of figure: its numbers, how a page is filled with them, and the page's size in inches."""
+    """A kind of figure: its numbers, how a page is filled with them, the page's size in inches, and whether the
+    numbers take `tell`, for progress."""
 
     title: str
     numbers: Callable[..., dict[str, Any]]
     fill: Callable[[dict[str, Any], Figure], None]
     size: Callable[[dict[str, Any]], tuple[float, float]] = lambda _: style.SIZE
+    tells: bool = False
 
 
 def _alone(draw: Callable[[dict[str, Any], Axes], None]) -> Callable[[dict[str, Any], Figure], None]:
@@ -36,10 +45,10 @@ KINDS = {
     "angles": Kind("Rotation angles", turning.angle_numbers, _alone(turning.draw_angles)),
     "wavelengths": Kind("Wavelengths", turning.wavelength_numbers, _alone(turning.draw_wavelengths)),
     "decay": Kind("Expected score over distance", scores.decay_numbers, _alone(scores.draw_decay)),
-    "bias": Kind("Bias of each head", scores.bias_numbers, scores.draw_bias_page, lambda _: (5.2, 5.0)),
+    "bias": Kind("Bias of each head", scores.bias_numbers, scores.draw_bias_page, scores.bias_page_size),
     "attention": Kind("Attention maps", heads.attention_numbers, _fill_attention, heads.page_size),
     "lengths": Kind("Perplexity over length", studies.length_numbers, _alone(studies.draw_lengths)),
-    "receptive": Kind("How far gradients reach", reach.receptive_numbers, _alone(reach.draw_receptive)),
+    "receptive": Kind("How far gradients reach", reach.receptive_numbers, _alone(reach.draw_receptive), tells=True),
     "spectra": Kind("Ways to stretch, compared", turning.spectra_numbers, _alone(turning.draw_spectra)),
 }
 
@@ -67,7 +76,12 @@ def save(figure: Figure | Axes, path: str | pathlib.Path, title: str = "") -> pa
     drawn = figure.get_figure(root=True) if isinstance(figure, Axes) else figure
     require_type(drawn, Figure, "figure", "a matplotlib figure or axes")
     assert isinstance(drawn, Figure)
-    files.write_bytes(path, _content(drawn, path.suffix.lower()[1:], title))
+    content = _content(drawn, path.suffix.lower()[1:], title)
+    try:
+        files.write_bytes(path, content)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
+        raise OSError(message("out", "a file that can be written", f"{str(path)!r} ({reason})")) from error
     return path
 
 
@@ -81,12 +95,15 @@ def _content(figure: Figure, form: str, title: str) -> bytes:
     return file.getvalue()
 
 
-def make(kind: str, given: dict[str, Any], out: str | None, show: bool, as_json: bool) -> dict[str, Any]:
+def make(
+    kind: str, given: dict[str, Any], out: str | None, show: bool, as_json: bool, tell: Callable[[str], None] = _quiet
+) -> dict[str, Any]:
     """Draw one kind of figure into a file and a window, and return its numbers.
 
     Args:
         kind: a name in `KINDS`.
         given: arguments of the kind's numbers; None stands for the default.
+        tell: gets lines of progress, once two seconds have passed.
         out: the file; needed unless the figure is shown or only its numbers are wanted.
 
     Raises:
@@ -98,7 +115,7 @@ def make(kind: str, given: dict[str, Any], out: str | None, show: bool, as_json:
     if show:
         check_display()
     plan = KINDS[kind]
-    numbers = plan.numbers(**{name: value for name, value in given.items() if value is not None})
+    numbers = _computed(kind, {name: value for name, value in given.items() if value is not None}, tell)
     if path is not None:
         with style.looks():
             figure = style.page(plan.size(numbers))
@@ -107,6 +124,23 @@ def make(kind: str, given: dict[str, Any], out: str | None, show: bool, as_json:
     if show:
         show_window(plan, numbers)
     return numbers
+
+
+def _computed(kind: str, given: dict[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+    """The numbers of a kind; what takes longer than two seconds says so."""
+    plan, began = KINDS[kind], time.monotonic()
+
+    def late(line: str) -> None:
+        if time.monotonic() - began >= PATIENCE:
+            tell(f"{kind}: {line}")
+
+    timer = threading.Timer(PATIENCE, tell, [f"{kind}: computing"])
+    timer.daemon = True
+    timer.start()
+    try:
+        return plan.numbers(**given, **({"tell": late} if plan.tells else {}))
+    finally:
+        timer.cancel()
 
 
 def check_display() -> None:

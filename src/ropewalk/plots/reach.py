@@ -1,7 +1,7 @@
 """How far back the output of a stack of layers depends on its input, measured by its gradients."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ def receptive_numbers(
     share: float | int = 0.99,
     seed: int | None = None,
     study: str | pathlib.Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The numbers of `receptive`: gradient norms by distance, and the distance that holds `share` of their sum."""
     require_count(seq_len, "seq_len", at_least=2)
@@ -77,10 +78,11 @@ def receptive_numbers(
         require(seq_len <= len(tokens), "seq_len", f"at most {len(tokens)}, as many as the study's text has", seq_len)
         inputs = {n: m.embedding_norm(m.embedding(tokens[None, :seq_len].long())) for n, m in models.items()}
     rows = []
-    for name, model in models.items():
+    for count, (name, model) in enumerate(models.items(), 1):
         norms = jacobian_norms(model, inputs[name]).flip(0)
         held = norms.cumsum(0) / norms.sum()
         rows.append({"encoding": name, "norms": norms.tolist(), "reach": int((held >= share - 1e-12).nonzero()[0])})
+        tell(f"{name}, {count} of {len(models)}")
     return {"unit": "norm of d output / d input", "origin": "fresh" if study is None else "trained",
             "num_layers": len(next(iter(models.values())).blocks), "share": share,
             "distances": list(range(seq_len)), "encodings": rows}  # fmt: skip

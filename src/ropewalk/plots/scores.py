@@ -1,5 +1,6 @@
 """What positions alone do to a score: how it falls with distance under RoPE, and the bias of each head."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,14 +19,17 @@ BASES = (500.0, 10_000.0, 500_000.0)
 SHOWN = 6
 MOST_POINTS = 8192
 MOST_PIXELS = 256
+INTERVALS = 160
+DENSE = 12
 
 
 def decay_numbers(
-    bases: Sequence[float | int] = BASES, *, rotary_dim: int = 128, max_distance: int = 4096, bound: bool = False
+    bases: Sequence[float | int] = BASES, *, rotary_dim: int = 64, max_distance: int = 4096, bound: bool = False
 ) -> dict[str, Any]:
     """The numbers of `decay`: the curve of each base, and up to which distance it stays above 0.
 
     Every distance is computed; of more than 8192, that many are kept, evenly on a logarithmic axis.
+    Far out, where a figure cannot show each, `band` has the least, mean and greatest value of each interval [from, to).
     """
     require(len(bases) > 0, "bases", "at least one", "none")
     places = torch.arange(require_count(max_distance, "max_distance", at_least=2) + 1)
@@ -33,15 +37,17 @@ def decay_numbers(
     if len(places) > MOST_POINTS:
         even = torch.logspace(0, math.log10(max_distance), MOST_POINTS, dtype=torch.float64)
         kept = torch.cat((places[:1], even.round().long().clamp(max=max_distance).unique()))
+    edges = _edges(max_distance)
     rows = []
     for base in bases:
         steps = rules.plain(rotary_dim, base).steps
         values = torch.cat([_curve(some, steps, bound) for some in places.split(2**14)])
         negative = (values < 0).nonzero()
         end = int(negative[0]) - 1 if len(negative) else max_distance
-        rows.append({"base": float(base), "values": values[kept].tolist(), "above_0_up_to": end})
+        rows.append({"base": float(base), "values": values[kept].tolist(), "above_0_up_to": end,
+                     "band": _band(values, edges)})  # fmt: skip
     places = kept
-    unit = "mean |S_i|" if bound else "score at distance 0"
+    unit = "mean |S_i|, S_i the sum of the first i turns exp(1j n inv_freq)" if bound else "score at distance 0"
     return {"unit": unit, "bound": bound, "rotary_dim": rotary_dim, "distances": places.tolist(), "bases": rows}
 
 
@@ -53,8 +59,25 @@ def _curve(places: Tensor, steps: tuple[int, ...], bound: bool) -> Tensor:
     return angles.cos().mean(-1)
 
 
+def _edges(max_distance: int) -> list[int]:
+    """The ends of intervals, even on a logarithmic axis, from where on each holds `DENSE` distances or more."""
+    width = math.log(max_distance) / INTERVALS
+    first = DENSE / width
+    if first * math.exp(width) > max_distance:
+        return []
+    count = math.floor(math.log(max_distance / first) / width)
+    return [*(round(max_distance * math.exp(-width * k)) for k in range(count, 0, -1)), max_distance + 1]
+
+
+def _band(values: Tensor, edges: list[int]) -> dict[str, list]:
+    """The least, mean and greatest value from each edge to the next."""
+    parts = [values[low:high] for low, high in itertools.pairwise(edges)]
+    found = {"low": [p.min() for p in parts], "mean": [p.mean() for p in parts], "high": [p.max() for p in parts]}
+    return {"from": edges[:-1], "to": edges[1:], **{name: [float(v) for v in rows] for name, rows in found.items()}}
+
+
 def draw_decay(numbers: dict[str, Any], axes: Axes) -> None:
-    """Draw `decay_numbers`."""
+    """Draw `decay_numbers`: each distance near by, and far out the mean in a band from the least to the greatest."""
     distances = numbers["distances"][1:]
     for index, row in enumerate(numbers["bases"]):
         label = f"base {style.tokens(row['base'])}"
@@ -62,12 +85,17 @@ def draw_decay(numbers: dict[str, Any], axes: Axes) -> None:
             end = row["above_0_up_to"]
             label += f", above 0 up to {style.tokens(end)}" if end < distances[-1] else ", above 0 throughout"
         look: dict[str, Any] = style.line(index) | {"linewidth": 1.2}
-        axes.plot(distances, row["values"][1:], label=label, **look)
+        band = row["band"]
+        middles = [math.sqrt(low * high) for low, high in zip(band["from"], band["to"], strict=True)]
+        near = sum(n < band["from"][0] for n in distances) if middles else len(distances)
+        axes.plot(distances[:near] + middles, row["values"][1 : near + 1] + band["mean"], label=label, **look)
+        if middles:
+            axes.fill_between(middles, band["low"], band["high"], color=look["color"], alpha=0.2, linewidth=0)
     style.token_ticks(axes, 1, distances[-1])
     axes.set_xlim(1, distances[-1])
     axes.set_xlabel("distance, tokens")
     if numbers["bound"]:
-        axes.set_ylabel("bound: mean of |S|")
+        axes.set_ylabel("bound: mean |partial sum|")
         axes.set_ylim(bottom=0)
     else:
         axes.set_ylabel("expected score, 1 at distance 0")
@@ -78,7 +106,7 @@ def draw_decay(numbers: dict[str, Any], axes: Axes) -> None:
 def decay(
     bases: Sequence[float | int] = BASES,
     *,
-    rotary_dim: int = 128,
+    rotary_dim: int = 64,
     max_distance: int = 4096,
     bound: bool = False,
     axes: Axes | None = None,
@@ -99,7 +127,8 @@ def decay(
         axes: where to draw; a figure of its own by default.
 
     Returns:
-        The axes, distance in tokens to the right (logarithmic, from 1), a line for each base.
+        The axes, distance in tokens to the right (logarithmic, from 1), a line for each base.  Far out, where distances
+        lie too close, the line is their mean and a band reaches from the least to the greatest value.
     """
     numbers = decay_numbers(bases, rotary_dim=rotary_dim, max_distance=max_distance, bound=bound)
     with style.drawing(axes) as own:
@@ -247,7 +276,7 @@ def draw_bias_matrix(numbers: dict[str, Any], panels: Sequence[Axes], most: int 
     for axes, index in zip(panels, picked, strict=True):
         image = axes.imshow(values[index].numpy(), extent=(low, high, high, low), **look)
         square(axes, numbers["seq_len"], f"head {numbers['heads'][index]}", first=axes is panels[0])
-    style.colour_bar(image, panels, "score units", {tick: f"{tick:g}" for tick in _signed_ticks(norm)}, 12)
+    style.colour_bar(image, panels, "score units", {tick: style.plain(tick) for tick in _signed_ticks(norm)}, 12)
 
 
 def _signed_log(values: Tensor) -> SymLogNorm:
@@ -314,9 +343,18 @@ def bias_matrix(
     return panels
 
 
+def bias_page_size(numbers: dict[str, Any]) -> tuple[float, float]:
+    """Inches, for one head or more."""
+    return (5.2, 2.6 if len(numbers["heads"]) == 1 else 5.0)
+
+
 def draw_bias_page(numbers: dict[str, Any], figure: Any) -> None:
     """Both views on one page: over distance above, matrices of some heads below."""
     count = min(len(numbers["heads"]), 3)
+    if count == 1:  # beside one another, for a single matrix cannot fill the width
+        over_distance, matrix = figure.subplots(1, 2)
+        draw_bias(numbers, over_distance)
+        return draw_bias_matrix(numbers, [matrix])
     grid = figure.add_gridspec(2, count, height_ratios=(1.25, 1))
     draw_bias(numbers, figure.add_subplot(grid[0, :]))
     draw_bias_matrix(numbers, [figure.add_subplot(grid[1, k]) for k in range(count)], count)

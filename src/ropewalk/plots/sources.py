@@ -108,7 +108,7 @@ def of_config(config: Any, length: int | None = None, layer: int | None = None) 
     for reading in readings:
         layers.setdefault(of_encoding(reading.encoding), []).append(reading.layer)
     alone = len(layers) == 1
-    labelled = {"" if alone else f"layers {_runs(numbers)}": spectrum for spectrum, numbers in layers.items()}
+    labelled = {"" if alone else _named_layers(numbers): spectrum for spectrum, numbers in layers.items()}
     return Found(labelled, readings[0].train_len, length or readings[0].max_len)
 
 
@@ -119,6 +119,7 @@ def asked(
     encoding: str | None = None,
     head_dim: int | None = None,
     base: float | int | None = None,
+    method: str | None = None,
     methods: tuple[str, ...] | None = None,
     stretch: float | int | None = None,
     train_len: int | None = None,
@@ -129,16 +130,18 @@ def asked(
     Raises:
         ValueError: two of the three are named, or one of them with what it does not take.
     """
+    stretching = {"method": method, "methods": methods and ",".join(methods), "stretch": stretch}
     if config is not None:
-        _only("--config", encoding=encoding, head_dim=head_dim, base=base, method=methods, stretch=stretch)
+        _only("--config", encoding=encoding, head_dim=head_dim, base=base, **stretching)
         found = _of_config(config, eval_len, layer)
         return found if train_len is None else found._replace(train_len=train_len)
     _only("an encoding without --config", layer=layer)
     head_dim = 64 if head_dim is None else head_dim
     if encoding is not None:
-        _only("--encoding", base=base, method=methods, stretch=stretch)
+        _only("--encoding", base=base, **stretching)
         return Found({"": named(encoding, head_dim)}, train_len, eval_len)
     base = 10_000.0 if base is None else base
+    methods = methods if method is None else (method,)
     if methods is None:
         require(stretch is None, "a method", "given with --stretch", None, hint="yarn, or another of its kind")
         return Found({"": Rotary(head_dim, base=base).spectrum}, train_len, eval_len)
@@ -165,6 +168,10 @@ def _only(where: str, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise ValueError(message(f"--{name.replace('_', '-')}", f"absent with {where}", repr(value)))
+
+
+def _named_layers(numbers: list[int]) -> str:
+    return f"{'layer' if len(numbers) == 1 else 'layers'} {_runs(numbers)}"
 
 
 def _runs(numbers: list[int], most: int = 3) -> str:

@@ -18,10 +18,10 @@ def _settings_of(folder: pathlib.Path) -> dict[str, Any]:
     return files.read_json(path).get("settings", {}) if path.exists() else {}
 
 
-def _rows(results: Any) -> tuple[list[Mapping[str, Any]], int | None]:
-    """The rows of results.json, from the file, its folder, or themselves; and the training length, if it is known."""
+def _rows(results: Any) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+    """The rows of results.json, from the file, its folder, or themselves; and the study's settings, if known."""
     if not isinstance(results, str | pathlib.Path):
-        return list(results), None
+        return list(results), {}
     path = pathlib.Path(results)
     path = path / "results.json" if path.is_dir() else path
     hint = "write one with `ropewalk study --out FOLDER`"
@@ -29,7 +29,7 @@ def _rows(results: Any) -> tuple[list[Mapping[str, Any]], int | None]:
     rows = files.read_json(path)
     whole = isinstance(rows, list) and all(isinstance(r, dict) and {"encoding", "protocol"} <= r.keys() for r in rows)
     require(whole and len(rows) > 0, "results", "rows of a study's results.json", str(path))
-    return rows, _settings_of(path.parent).get("train_len")
+    return rows, _settings_of(path.parent)
 
 
 def length_numbers(
@@ -53,8 +53,9 @@ def length_numbers(
         for name, lengths in found.items()
     ]
     seeds = max(len(runs) for lengths in found.values() for runs in lengths.values())
-    train_len = known if train_len is None else train_len
-    return {"unit": "perplexity per token", "protocol": protocol, "train_len": train_len, "seeds": seeds,
+    train_len = known.get("train_len") if train_len is None else train_len
+    per = "byte" if known.get("tokenizer") == "byte" else "token"
+    return {"unit": f"perplexity per {per}", "protocol": protocol, "train_len": train_len, "seeds": seeds,
             "series": series}  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def draw_lengths(numbers: dict[str, Any], axes: Axes) -> None:
     if numbers["train_len"] is not None:
         style.mark(axes.axvline(numbers["train_len"], linestyle=":", label="training length"))
     axes.set_xlabel("evaluation length, tokens")
-    axes.set_ylabel("perplexity per token")
+    axes.set_ylabel(numbers["unit"])
     style.legend(axes, columns=2)
 
 
@@ -96,7 +97,8 @@ def lengths(
     train_len: int | None = None,
     axes: Axes | None = None,
 ) -> Axes:
-    """A study's perplexity per token over evaluation length, a line for each encoding.
+    """A study's perplexity over evaluation length, a line for each encoding: per byte where its tokens are known to be
+    bytes, per token else.
 
     Args:
         results: a study's folder, its results.json, or the rows of one.

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ropewalk.errors import message
 from ropewalk.study.figures import COLOURS, FAINT, INK
@@ -29,6 +29,7 @@ Number = int | float
 SIZE = (5.2, 3.6)
 LARGE, SMALL = 11, 10
 GREY = "#6b6f76"
+MINUS = "\N{MINUS SIGN}"
 MAP = "magma_r"
 _DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 2)), (0, (1, 1)), (0, (3, 3, 1, 3)))
 _LOOKS: dict[Any, Any] = {
@@ -92,20 +93,25 @@ def line(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index % len(_DASHES)]}
 
 
-def legend(axes: Axes, columns: int = 2) -> None:
-    """The legend: above the axes in a figure of ours, inside of them in a caller's."""
+def ours(axes: Axes) -> bool:
+    """Whether these axes lie in a figure of ours."""
+    return axes.figure in _own
+
+
+def legend(axes: Axes, columns: int = 2, inside: Literal["best", "upper right"] = "best") -> None:
+    """The legend: above the axes in a figure of ours; within a caller's axes, at the place `inside`."""
     handles, names = axes.get_legend_handles_labels()
     if not handles:
         return
     order = sorted(range(len(names)), key=lambda k: getattr(handles[k], "zorder", 2) < 2)
     handles, names = [handles[k] for k in order], [names[k] for k in order]
     figure = axes.figure
-    if figure in _own:
+    if ours(axes):
         width = 72 * figure.get_figure(root=True).get_figwidth()
         columns = next(c for c in range(min(columns, len(names)), 0, -1) if c == 1 or _width(names, c) <= width)
         figure.legend(handles, names, loc="outside upper center", ncols=columns, columnspacing=1.2)
     else:
-        axes.legend()
+        axes.legend(loc=inside, fontsize="small", ncols=1 if inside == "best" else 2)
 
 
 def _width(names: Sequence[str], columns: int) -> float:
@@ -134,12 +140,18 @@ def mark(drawn: Any) -> None:
 def tokens(count: Number) -> str:
     """A count of tokens, legible however large.
 
-    >>> tokens(4096), tokens(1e6), tokens(0.5)
-    ('4096', '1 000 000', '0.5')
+    >>> tokens(4096), tokens(1e6), tokens(0.5), tokens(-5)
+    ('4096', '1 000 000', '0.5', '−5')
     """
     if count != int(count):
-        return f"{count:g}"
-    return f"{int(count):,}".replace(",", " ") if abs(count) >= 10_000 else str(int(count))
+        return plain(count)
+    text = f"{int(count):,}".replace(",", " ") if abs(count) >= 10_000 else str(int(count))
+    return text.replace("-", MINUS)
+
+
+def plain(value: Number) -> str:
+    """A number as matplotlib's own ticks write it, with a minus sign and no hyphen."""
+    return f"{value:g}".replace("-", MINUS)
 
 
 def token_ticks(axes: Axes, low: Number, high: Number) -> None:

@@ -1,14 +1,14 @@
 """How far and how fast pairs of channels turn: angles, wavelengths, and what each way to stretch does to them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import localcontext
 from typing import Any
 
 from ropewalk import phases
 from ropewalk import spectra as rules
 from ropewalk.encodings import Encoding
-from ropewalk.errors import require, require_count
+from ropewalk.errors import message, require, require_count, shown
 from ropewalk.plots import sources, style
 from ropewalk.plots.style import Axes
 from ropewalk.spectra import Spectrum
@@ -21,16 +21,29 @@ def angle_numbers(
     positions: Sequence[int] = POSITIONS, *, spectrum: Spectrum | Encoding | None = None, wrapped: bool = False
 ) -> dict[str, Any]:
     """The numbers of `angles`: radians by position and pair."""
-    places = [require_count(p, "positions", at_least=0) for p in positions]
-    require(len(places) > 0, "positions", "at least one", "none")
+    places = _places(positions)
     found = rules.plain(64) if spectrum is None else sources.of_encoding(spectrum)
     with localcontext(phases.DIGITS):
         exact = [[p * w for w in found.exact] for p in places]
         if wrapped:
-            exact = [[(a + phases.PI) % (2 * phases.PI) - phases.PI for a in row] for row in exact]
+            turn = 2 * phases.PI
+            exact = [[((a + phases.PI) % turn + turn) % turn - phases.PI for a in row] for row in exact]
     rows = [[float(a) for a in row] for row in exact]
     return {"unit": "radians", "wrapped": wrapped, "positions": places, "inv_freq": list(found.inv_freq),
             "angles": rows}  # fmt: skip
+
+
+def _places(positions: Any) -> list[int]:
+    """Positions as integers, or an error that names what else was given."""
+    if isinstance(positions, Encoding | Spectrum | str) or not isinstance(positions, Iterable):
+        hint = "an encoding that turns channels is given as spectrum=, after the positions"
+        given = isinstance(positions, Encoding | Spectrum)
+        got = type(positions).__name__ if given else shown(positions)
+        raise TypeError(message("positions", "integers in a list or tuple", got, hint if given else ""))
+    places = [require_count(p, "positions", at_least=-(2**63)) for p in positions]
+    require(len(places) > 0, "positions", "at least one", "none")
+    require(max(places) < 2**63, "positions", "below 2^63, so that 64 bits hold them", max(places))
+    return places
 
 
 def draw_angles(numbers: dict[str, Any], axes: Axes) -> None:
@@ -44,27 +57,40 @@ def draw_angles(numbers: dict[str, Any], axes: Axes) -> None:
     if numbers["wrapped"]:
         axes.set_ylabel("angle modulo one turn, radians")
         turns = (-math.pi, -math.pi / 2, 0, math.pi / 2, math.pi)
-        axes.set_yticks(turns, labels=["-π", "-π/2", "0", "π/2", "π"])
+        axes.set_yticks(turns, labels=[f"{style.MINUS}π", f"{style.MINUS}π/2", "0", "π/2", "π"])
     else:
         axes.set_ylabel("angle, radians")
-        _symmetric_log(axes, [a for row in numbers["angles"] for a in row])
+        values = [a for row in numbers["angles"] for a in row]
+        _symmetric_log(axes, values)
         style.mark(axes.axhline(2 * math.pi, linestyle=":", label="one turn"))
-    style.legend(axes, columns=3)
+        if min(values) < 0:
+            style.mark(axes.axhline(-2 * math.pi, linestyle=":"))
+    style.legend(axes, columns=3, inside="upper right")
 
 
 def _symmetric_log(axes: Axes, values: list[float]) -> None:
-    """Logarithmic, but for the decade next to 0, so that position 0 can be shown."""
-    positive = [v for v in values if v > 0]
-    if not positive:
+    """Logarithmic to both sides, but for the decade next to 0, so that position 0 can be shown."""
+    sizes = [abs(v) for v in values if v]
+    if not sizes:
         return
-    least = max(math.floor(math.log10(min(positive))), -6)
-    most = math.ceil(math.log10(max(positive)))
-    axes.set_yscale("symlog", linthresh=10.0**least, linscale=0.6)
-    step = -(-(most - least + 1) // 7)
-    ticks = [0.0, *(10.0**k for k in range(least, most + 1, step))]
-    axes.set_yticks(ticks, labels=[f"{tick:g}" if tick < 1e5 else f"1e{round(math.log10(tick))}" for tick in ticks])
-    axes.set_ylim(bottom=-0.2 * 10.0**least)
+    least = max(math.floor(math.log10(min(sizes))), -6)
+    most = math.ceil(math.log10(max(sizes)))
+    both = min(values) < 0 < max(values)
+    axes.set_yscale("symlog", linthresh=10.0**least, linscale=1.2 if both else 0.6)
+    powers = [10.0**k for k in range(least, most + 1, -(-(most - least + 1) // (4 if both else 7)))]
+    below, above = (powers if min(values) < 0 else []), (powers if max(values) > 0 else [])
+    ticks = [*(-p for p in reversed(below)), 0.0, *above]
+    axes.set_yticks(ticks, labels=[_power(tick) for tick in ticks])
+    margin = 0.2 * 10.0**least
+    top = None if style.ours(axes) else 10.0 ** (most + 0.35 * (most - least + 1))  # room for the legend
+    axes.set_ylim(-(10.0**most) if below else -margin, top if above else margin)
     axes.minorticks_off()
+
+
+def _power(tick: float) -> str:
+    """A tick, as 1e7 where zeros would be many."""
+    sign = style.MINUS if tick < 0 else ""
+    return style.plain(tick) if abs(tick) < 1e5 else f"{sign}1e{round(math.log10(abs(tick)))}"
 
 
 def angles(
@@ -78,7 +104,7 @@ def angles(
     (RoPE, Su et al. 2021, arXiv:2104.09864v5, Sec. 3.2.2).
 
     Args:
-        positions: tokens, at least 0.
+        positions: tokens, integers of 64 bits; a negative one turns the other way.
         spectrum: radians per token, or an encoding that holds them; base 10 000 with 64 channels by default.
         wrapped: angles modulo one turn, in [-pi, pi), which is all that a cosine or sine knows of them.
         axes: where to draw; a figure of its own by default.
@@ -113,6 +139,7 @@ def wavelength_numbers(
 
 def draw_wavelengths(numbers: dict[str, Any], axes: Axes) -> None:
     """Draw `wavelength_numbers`."""
+    dotted = len(numbers["spectra"]) == 1 and len(numbers["spectra"][0]["wavelengths"]) <= 64  # dots would hide dashes
     for index, found in enumerate(numbers["spectra"]):
         rows = [math.nan if w is None else w for w in found["wavelengths"]]
         still = sum(w is None for w in found["wavelengths"])
@@ -121,7 +148,7 @@ def draw_wavelengths(numbers: dict[str, Any], axes: Axes) -> None:
             range(len(rows)),
             rows,
             label=": ".join(filter(None, said)) or None,
-            marker="." if len(rows) <= 64 else None,
+            marker="." if dotted else None,
             **style.line(index),
         )
     alone = numbers["spectra"][0] if len(numbers["spectra"]) == 1 else None
@@ -135,7 +162,7 @@ def draw_wavelengths(numbers: dict[str, Any], axes: Axes) -> None:
     axes.set_yscale("log")
     axes.set_xlabel(PAIRS)
     axes.set_ylabel("wavelength, tokens per turn")
-    style.legend(axes, columns=1)
+    style.legend(axes, columns=1 if alone is not None else 3)
 
 
 def wavelengths(

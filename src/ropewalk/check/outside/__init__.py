@@ -2,6 +2,7 @@
 
 from ropewalk.check.adapters import Adapter, AttentionFunction, Bias, Rotation
 from ropewalk.check.outside import attention, bias, rotation, turning
+from ropewalk.check.outside.trial import check_callable, of_rotation, on_a_copy
 from ropewalk.check.verdict import Law, Verdict
 
 BITS = "none: equal bit for bit"
@@ -17,9 +18,13 @@ SUMS = (
 )
 
 
+def _guarded(group: str, find):
+    return on_a_copy(of_rotation(find) if group == "rotation" else find)
+
+
 def _laws(group: str, rows) -> tuple[Law, ...]:
     return tuple(
-        Law(name, " ".join(find.__doc__.split()), find, kind, tolerance, group=group)
+        Law(name, " ".join(find.__doc__.split()), _guarded(group, find), kind, tolerance, group=group)
         for name, find, kind, tolerance in rows
     )
 
@@ -108,6 +113,7 @@ __all__ = [
     "AttentionFunction",
     "Bias",
     "Rotation",
+    "check_callable",
     "laws_of",
     "run_on",
 ]

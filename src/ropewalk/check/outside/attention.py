@@ -68,7 +68,8 @@ def _ahead(target: AttentionFunction, length: int) -> Iterator[Finding]:
 
 
 def seen(target: AttentionFunction) -> Iterator[Finding]:
-    """Every key that may be seen is, and the weights of a query add up to 1: the last queries on all keys, too."""
+    """Every key that may be seen is, none beyond the window, and the weights of a query add up to 1: the last queries
+    on all keys, too."""
     if not _answers(target, torch.float64):
         raise NotApplicable("float64 is refused, and float32 may have no room for a far key's weight")
     sizes = [(q, n) for n in BLOCKS for q in sorted({1, n if n < 300 else 20})]
@@ -88,6 +89,12 @@ def _whole(target: AttentionFunction, queries: int, keys: int) -> Iterator[Findi
         kind, cause = ("K17", "the rest of the last block is forgotten") if keys > 9 else _small(queries, keys)
         yield Finding("seen", f"weight of key {j} for query {i} of {given}", "above 0",
                       f"{float(weight[:, i, j].max()):.6g} in every head", cause, kind)  # fmt: skip
+        return
+    past = ((weight.abs().amax(0) > 0) & (distance >= (target.window or keys))).nonzero()
+    if len(past):
+        i, j = past[0].tolist()
+        yield Finding("seen", f"weight of key {j} for query {i} of {given}", f"0, beyond {target.window} keys",
+                      f"{float(weight[:, i, j].abs().max()):.6g}", "a window off by some tokens", "K16")  # fmt: skip
         return
     total = weight.sum(-1)
     limit = rounding(torch.float32, target.head_dim + keys)
