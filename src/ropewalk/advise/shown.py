@@ -67,7 +67,7 @@ def _number(name: str, value: Any) -> str:
     return _WORDS[name].format(shown)
 
 
-def _plain(value: float) -> str:
+def _plain(value: float | int) -> str:
     """Whole numbers from 1000 on, in groups of three digits.
 
     >>> _plain(2e6), _plain(0.5)

@@ -90,7 +90,7 @@ def _complex(x: list[float], pairs: list[list[int]], cos: list[float], sin: list
     return [[z.real, z.imag] for z in products]
 
 
-def _scores(rope: Rotary, q: list[float], k: list[float], position: int) -> list[dict[str, float]]:
+def _scores(rope: Rotary, q: list[float], k: list[float], position: int) -> list[dict[str, float | int]]:
     """Scores of the same two vectors: one distance at several positions, then other distances."""
     places = [(position + shift + APART, position + shift) for shift in SHIFTS]
     places += [(position + APART + 1, position), (position, position)]
