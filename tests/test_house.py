@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "ropewalk"
 FLOORS = (
-    {"errors", "_shapes", "_version", "_watch"},
+    {"errors", "_lazy", "_shapes", "_version", "_watch"},
     {"positions", "phases", "spectra"},
     {"kernels", "layouts"},
     {"encodings"},

@@ -3,9 +3,9 @@
 Names are imported when they are first used, so that `ropewalk --help` need not wait for torch.
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
+from . import _lazy
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -59,20 +59,7 @@ _HOME = {
     "model": ("Transformer",),
     "spectra": ("Spectrum",),
 }
-_NAMES = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [*_MODULES, *_NAMES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_MODULES, *(name for names in _HOME.values() for name in names)]  # pyright: ignore[reportUnsupportedDunderAll]
 
-
-def __getattr__(name: str):
-    if name in _MODULES:
-        return importlib.import_module(f".{name}", __name__)
-    if name not in _NAMES:
-        raise AttributeError(f"module 'ropewalk' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f".{_NAMES[name]}", __name__), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy.attach(__name__, _HOME, _MODULES)

@@ -3,8 +3,9 @@
 Names are imported when they are first used.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from ropewalk import _lazy
 
 if TYPE_CHECKING:
     from ropewalk.advise.measured import shipped as shipped
@@ -22,18 +23,8 @@ _HOME = {
     "rules": ("RULES", "Rule", "rule_for"),
     "run": ("Advice", "advise"),
 }
-_NAMES = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [*_NAMES]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str):
-    if name not in _NAMES:
-        raise AttributeError(f"module 'ropewalk.advise' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"ropewalk.advise.{_NAMES[name]}"), name)
-    globals()[name] = found
-    return found
+__all__ = [name for names in _HOME.values() for name in names]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy.attach(__name__, _HOME)

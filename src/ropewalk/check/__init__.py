@@ -4,10 +4,11 @@ The module is callable: `ropewalk.check(target)` is `ropewalk.check.check(target
 first used.
 """
 
-import importlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any
+
+from ropewalk import _lazy
 
 if TYPE_CHECKING:
     from ropewalk.check import render as render
@@ -78,23 +79,11 @@ _HOME = {
         "Verdict",
     ),
 }
-_NAMES = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["render", *_NAMES]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str):
-    if name == "render":
-        return importlib.import_module("ropewalk.check.render")
-    if name not in _NAMES:
-        raise AttributeError(f"module 'ropewalk.check' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"ropewalk.check.{_NAMES[name]}"), name)
-    globals()[name] = found
-    return found
+__all__ = ["render", *(name for names in _HOME.values() for name in names)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy.attach(__name__, _HOME, ("render",))
 
 
 class _Callable(types.ModuleType):

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from ropewalk import _lazy
+
 if TYPE_CHECKING:
     from ropewalk.checkpoints.run import convert as convert
     from ropewalk.checkpoints.run import convert_state as convert_state
@@ -10,10 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["convert", "convert_state", "detect", "summary"]
 
-
-def __getattr__(name: str):
-    if name not in __all__:
-        raise AttributeError(f"module 'ropewalk.checkpoints' has no attribute {name!r}")
-    from ropewalk.checkpoints import run
-
-    return getattr(run, name)
+__getattr__, __dir__ = _lazy.attach(__name__, {"run": __all__})

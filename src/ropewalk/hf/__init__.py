@@ -3,8 +3,9 @@
 transformers itself is not imported here; names are imported when they are first used.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from ropewalk import _lazy
 
 if TYPE_CHECKING:
     from ropewalk.hf.config import Reading as Reading
@@ -25,18 +26,8 @@ _HOME = {
     "extending": ("Extension", "extend"),
     "patching": ("Patch", "patch"),
 }
-_NAMES = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [*_NAMES]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str):
-    if name not in _NAMES:
-        raise AttributeError(f"module 'ropewalk.hf' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"ropewalk.hf.{_NAMES[name]}"), name)
-    globals()[name] = found
-    return found
+__all__ = [name for names in _HOME.values() for name in names]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy.attach(__name__, _HOME)

@@ -5,8 +5,9 @@ and returns the axes; `save` writes a figure as SVG or PNG, the same bytes each 
 are first used, and need matplotlib: pip install 'ropewalk[plot]'.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from ropewalk import _lazy
 
 if TYPE_CHECKING:
     from ropewalk.plots.heads import attention as attention
@@ -28,18 +29,8 @@ _HOME = {
     "studies": ("lengths",),
     "turning": ("angles", "spectra", "wavelengths"),
 }
-_NAMES = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [*_NAMES]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str):
-    if name not in _NAMES:
-        raise AttributeError(f"module 'ropewalk.plots' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"ropewalk.plots.{_NAMES[name]}"), name)
-    globals()[name] = found
-    return found
+__all__ = [name for names in _HOME.values() for name in names]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy.attach(__name__, _HOME)
